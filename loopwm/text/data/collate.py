@@ -14,7 +14,6 @@ from torch import Tensor
 
 from loopwm.text.data.tree import IGNORED, TRUNK_HORIZON, BranchStep, Layout, TreeRow, trunk_and_branches
 from loopwm.text.data.tree_attention import KEYS_MULTIPLE, BranchMask, BranchSpan, TreeMask
-from loopwm.text.model.heads import STATE_TEXTS
 
 WIDTH_MULTIPLE = 64
 """Blocks of columns are padded to a multiple of this, so that few shapes occur: oneDNN compiles a kernel for every new
@@ -169,7 +168,6 @@ class BranchSteps:
     row (N,) and columns (N, M): places of the slots. branch (N,): numbered over the batch, `branches` in all.
     horizon, deepest, supervised, reward, done (N,): as in `BranchStep`. observation (N, O): o_k padded at the end,
     observation_length (N,). observation_weight (N, O): weights of its tokens in the loss, 0 for marks and padding.
-    state (N, STATE_TEXTS, S): look and inventory after the step, padded at their ends; state_known (N,).
     """
 
     row: Tensor
@@ -183,8 +181,6 @@ class BranchSteps:
     observation: Tensor
     observation_length: Tensor
     observation_weight: Tensor
-    state: Tensor
-    state_known: Tensor
     branches: int
 
     @classmethod
@@ -222,8 +218,6 @@ class BranchSteps:
             observation=torch.from_numpy(observation),
             observation_length=torch.tensor(lengths, dtype=torch.long),
             observation_weight=torch.from_numpy(weight),
-            state=_padded_states([step.state for _, step in steps], pad_id),
-            state_known=torch.tensor([step.state is not None for _, step in steps], dtype=torch.bool),
             branches=int((horizon == 0).sum()),
         )
 
@@ -238,16 +232,6 @@ class BranchSteps:
 
     def to(self, device: torch.device) -> BranchSteps:
         return replace(self, **_moved(self, device))
-
-
-def _padded_states(states: Sequence[tuple[list[int], list[int]] | None], pad_id: int) -> Tensor:
-    """Return the texts of each state (N, STATE_TEXTS, S), padded at their ends; padding only if unknown."""
-    longest = max((len(text) for state in states if state for text in state), default=0)
-    out = np.full((len(states), STATE_TEXTS, longest), pad_id, dtype=np.int64)
-    for lines, state in zip(out, states, strict=True):
-        for line, text in zip(lines, state or (), strict=False):  # an unknown state has no texts
-            line[: len(text)] = text
-    return torch.from_numpy(out)
 
 
 def row_widths(rows: Sequence[TreeRow], layout: Layout) -> NDArray[np.int64]:

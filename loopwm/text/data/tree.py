@@ -98,8 +98,7 @@ class BranchStep:
     """A latent h_k of a branch: places of its slots in the row, and the outcome of the step.
 
     deepest: K of its branch. supervised: its observation is decoded in the row. observation: o_k with its marks, empty
-    at horizon 0; weights: of its tokens in the loss. reward: points, NaN if not recorded. state: look and inventory
-    after it, None if not recorded.
+    at horizon 0; weights: of its tokens in the loss. reward: points, NaN if not recorded.
     """
 
     places: range
@@ -110,7 +109,6 @@ class BranchStep:
     weights: Sequence[float]
     reward: float
     done: bool
-    state: tuple[list[int], list[int]] | None = None
 
 
 @dataclass
@@ -260,8 +258,7 @@ class RowBuilder:
         """Append the slots of h_0, the spine of a branch from position `end` on, and its side branches."""
         # h_0 is a side branch if the trunk has slots: no later token attends to it there, as in serving.
         position = row.append(self._state, end, end, number, START if self.slots.in_trunk else 0, 0)
-        state = self._state_after(episode, branch.step)
-        row.steps.append(BranchStep(self._slots_at_end(row), 0, branch.deepest, False, (), (), math.nan, False, state))
+        row.steps.append(BranchStep(self._slots_at_end(row), 0, branch.deepest, False, (), (), math.nan, False))
         position = end if self.slots.in_trunk else position
         for k in range(1, branch.deepest + 1):
             step, is_query = branch.step + k, branch.query is not None and k == branch.deepest
@@ -278,8 +275,7 @@ class RowBuilder:
             undetermined = [*facts.undetermined(*place, last_shown=branch.step), False]
             weights = self._weights(episode).of([IGNORED, *observation[1:]], [False, *undetermined])
             places = self._slots_at_end(row)
-            state = self._state_after(episode, step - is_query)  # a query changes nothing
-            row.steps.append(BranchStep(places, k, branch.deepest, decoded, observation, weights, *outcome, state))
+            row.steps.append(BranchStep(places, k, branch.deepest, decoded, observation, weights, *outcome))
             if decoded:
                 # `position` is not advanced: the next action continues the spine as if nothing were decoded.
                 row.append(observation, position, end, number, k, k)
@@ -289,13 +285,7 @@ class RowBuilder:
         """Return a step of the trunk as a branch of one action."""
         observation = self._observation(episode, step)
         weights = self._weights(episode).of([IGNORED, *observation[1:]], [False, *undetermined])
-        outcome, state = self._outcome(episode, step), self._state_after(episode, step)
-        return BranchStep(places, 1, 1, True, observation, weights, *outcome, state)
-
-    @staticmethod
-    def _state_after(episode: TokenEpisode, step: int) -> tuple[list[int], list[int]] | None:
-        look, inventory = episode.looks[step], episode.inventories[step]
-        return None if look is None or inventory is None else (look.tolist(), inventory.tolist())
+        return BranchStep(places, 1, 1, True, observation, weights, *self._outcome(episode, step))
 
     @staticmethod
     def _outcome(episode: TokenEpisode, step: int) -> tuple[float, bool]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -85,37 +84,6 @@ class BagHead(nn.Linear):
     def forward(self, h_NMD: Tensor) -> Tensor:
         """Return queries (N, D)."""
         return super().forward(_pooled(h_NMD))
-
-
-STATE_TEXTS = 2
-"""Texts that describe a state: look and inventory."""
-
-RARE = -6.0
-"""Initial logit of a word: most words of the vocabulary occur in no state's text."""
-
-
-class StateHead(nn.Module):
-    """Predicts which tokens `look` and `inventory` would hold, from the state h^(T) of a step's slots.
-
-    Used in training only (`loopwm.text.training.loss.state_loss`), so it belongs to the objective and not to the model.
-    """
-
-    def __init__(self, dim: int, vocabulary: int) -> None:
-        super().__init__()
-        self.query = nn.Linear(dim, STATE_TEXTS * dim, bias=False)
-        self.bias_SV = nn.Parameter(torch.empty(STATE_TEXTS, vocabulary))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        nn.init.normal_(self.query.weight, std=self.query.in_features**-0.5)
-        nn.init.constant_(self.bias_SV, RARE)
-
-    def forward(self, h_NMD: Tensor, embedding_VD: Tensor) -> Tensor:
-        """Return logits (N, STATE_TEXTS, V); `embedding_VD` is the tied output embedding."""
-        pooled_ND = _pooled(h_NMD)
-        query_NSD = self.query(pooled_ND).unflatten(-1, (STATE_TEXTS, pooled_ND.shape[-1]))
-        # Tied to the output embedding: a head of its own would add V * D parameters.
-        return query_NSD @ embedding_VD.T + self.bias_SV
 
 
 class MonitorHead(nn.Linear):

@@ -155,8 +155,6 @@ class ObjectiveConfig:
     contraction_coef: float = 0.0
     bag_coef: float = 0.0
     """For the words of every step's observation, predicted from its slots, also at steps that are not decoded."""
-    state_coef: float = 0.0
-    """For the tokens of look and inventory after every step, predicted from its slots."""
     horizon_every: int = 0
     """Delta of the curriculum K = min(data.max_horizon, 1 + floor(step / Delta)); 0: none."""
 
@@ -199,7 +197,6 @@ NOT_NEGATIVE = {
         "consistency_coef",
         "contraction_coef",
         "bag_coef",
-        "state_coef",
         "horizon_every",
     ),
     "data": ("history_share", "max_branches", "episode_steps", "query_share", "max_queries"),
@@ -241,7 +238,7 @@ class TrainingConfig:
 
 
 RETIRED: dict[str, dict[str, Any]] = {
-    "objective": {"exit_loss": "none", "exit_entropy_coef": 0.0},
+    "objective": {"exit_loss": "none", "exit_entropy_coef": 0.0, "state_coef": 0.0},
     "depth": {"mean_rate": 0.0, "loop_price": 0.01},
 }
 """Keys of earlier run folders whose mechanism was removed, with the value that still means the same run."""

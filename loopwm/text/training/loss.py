@@ -21,7 +21,7 @@ from loopwm.core import DepthPlan
 from loopwm.core.twohot import two_hot_loss, two_hot_value
 from loopwm.text.data.collate import BranchSteps, TreeBatch
 from loopwm.text.data.tree import IGNORED, QUERY_HORIZON
-from loopwm.text.model.heads import POINTS, BagHead, StateHead
+from loopwm.text.model.heads import POINTS, BagHead
 from loopwm.text.model.modeling import LoopWMForCausalLM
 from loopwm.text.training.config import ObjectiveConfig
 from loopwm.text.training.forward import RowOutput, run_rows
@@ -181,28 +181,6 @@ def bag_of_words_loss(logits_NV: Tensor, token_NO: Tensor, weight_NO: Tensor) ->
     return loss.sum(), {"bag_loss": _pair(loss)}
 
 
-def state_loss(logits_NSV: Tensor, steps: BranchSteps, pad_id: int) -> Term:
-    """Binary cross-entropy of the tokens of look and inventory after each step, summed over all of them.
-
-    An observation such as "The door is now open." names no place, so the latent of a deferred action is trained on the
-    state that it leads to. Ours, not LoopWM's. Steps without a recorded state are left out.
-
-    Args:
-        logits_NSV: of each token in each text, from `StateHead`.
-        steps: steps with their `state` texts.
-        pad_id: padding of the texts.
-
-    Diagnostics: state_loss, of a step.
-    """
-    known = steps.state_known
-    logits = logits_NSV[known].float()
-    target = torch.zeros_like(logits).scatter(2, steps.state[known], 1.0)
-    # Padding was scattered as a token of its own.
-    target[:, :, pad_id] = 0.0
-    loss_N = F.binary_cross_entropy_with_logits(logits, target, reduction="none").sum((1, 2))
-    return loss_N.sum(), {"state_loss": _pair(loss_N)}
-
-
 @torch.no_grad()
 def recurrence_norms(batch: TreeBatch, out: RowOutput) -> dict[str, Tensor]:
     """Return state_rms and last_step_rms as pairs over rows.
@@ -239,8 +217,6 @@ class TextObjective(nn.Module):
         self.model = model
         self.objective = c = objective or ObjectiveConfig()
         self.bag = BagHead(model.config.hidden_size) if c.bag_coef else None
-        config = model.config
-        self.state_head = StateHead(config.hidden_size, config.vocab_size) if c.state_coef else None
         self.register_buffer("first_steps", torch.full((MEDIAN_STEPS,), torch.nan))  # NaN: not filled yet
 
     def forward(self, batch: TreeBatch, depth: DepthPlan | int, normaliser: float) -> Term:
@@ -286,16 +262,11 @@ class TextObjective(nn.Module):
             at = steps.between
             reference = model.embed_observations(steps.observation[at], steps.observation_length[at])
             yield c.consistency_coef, consistency_loss(model.monitor(h_NMD[at]), reference, steps.deepest[at])
-        # The last two read the state, before the coda: later columns attend to the coda's input, not to its output.
+        # The last one reads the state, before the coda: later columns attend to the coda's input, not to its output.
         if self.bag is not None:
             words = [self.model.lm_head(self.bag(s.at_slots(out.state))) for s in groups]
             pairs = zip(words, groups, strict=True)
             yield c.bag_coef, _added(*(bag_of_words_loss(x, s.observation, s.observation_weight) for x, s in pairs))
-        if self.state_head is not None:
-            pad_id, embedding_VD = self.model.config.pad_token_id, self.model.lm_head.weight
-            assert pad_id is not None
-            logits = [self.state_head(s.at_slots(out.state), embedding_VD) for s in groups]
-            yield c.state_coef, _added(*(state_loss(x, s, pad_id) for x, s in zip(logits, groups, strict=True)))
 
     def c_max(self) -> Tensor:
         """Return C_max (LoopWM, equation 21): twice the running median of a step's rms; infinite at first."""

@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 from loopwm.core import DepthPlan
 from loopwm.core.twohot import BINS, two_hot
-from loopwm.records.token_episode import LOOK
 from loopwm.text.data.collate import TreeBatch
 from loopwm.text.data.tree import Branch, RowBuilder, RowPlan, TargetWeights
 from loopwm.text.training.config import ObjectiveConfig
@@ -24,7 +23,6 @@ from loopwm.text.training.loss import (
     continuation_loss,
     contraction_loss,
     reward_loss,
-    state_loss,
 )
 from tests.fixtures.models import random_model
 from tests.fixtures.rows import every
@@ -134,36 +132,6 @@ def test_a_bag_is_the_distinct_words_of_every_step_in_parts_as_they_weigh(builde
     assert loss.item() == pytest.approx(expected, rel=1e-5)
     assert numbers["bag_loss"].tolist() == [pytest.approx(expected, rel=1e-5), count]
     assert count > len(BRANCHES)
-
-
-def test_state_loss_equals_sum_over_tokens(builder, episode):
-    last_look = (episode.spans["kind"] == LOOK) & (episode.spans["step"] == 3)
-    unknown = replace(episode, spans=episode.spans[~last_look])
-    steps = batch_of(builder, unknown).steps
-    logits = torch.randn(len(steps.row), 2, 4000, generator=torch.Generator().manual_seed(2))
-    loss, numbers = state_loss(logits, steps, 0)
-    expected, rows, known = 0.0, iter(logits), iter(steps.state_known.tolist())
-    for branch in BRANCHES:
-        for step in range(branch.step, branch.step + branch.deepest + 1):
-            scores_SV = next(rows)
-            assert next(known) == (step < 3)
-            if step < 3:
-                texts = (set(episode.looks[step].tolist()), set(episode.inventories[step].tolist()))
-                for text, scores in zip(texts, scores_SV, strict=True):
-                    for token, score in enumerate(scores.tolist()):
-                        expected += math.log1p(math.exp(-score if token in text else score))
-    assert loss.item() == pytest.approx(expected, rel=1e-4)
-    assert numbers["state_loss"][1].item() == int(steps.state_known.sum())
-
-
-def test_state_loss_reaches_the_deferred_slots(builder, episode):
-    objective = TextObjective(random_model(), ObjectiveConfig(state_coef=1.0)).train()
-    plan = RowPlan(0, "observed", 1, 2, (every(0, 3),), 1)
-    batch = TreeBatch.collate([builder.build(episode, plan)], [0], 0)
-    loss, diagnostics = objective(batch, 2, 1.0)
-    loss.backward()
-    assert diagnostics["state_loss"][1].item() == 6  # h_0 .. h_3 of the branch, two steps of the trunk
-    assert objective.state_head.bias_SV.grad.abs().sum() > 0
 
 
 def test_a_bag_is_read_before_the_coda_where_later_columns_see_it(builder, episode):

@@ -154,17 +154,6 @@ def test_the_words_of_every_step_are_asked_for_as_often_as_their_coefficient_say
     assert summed > 0.1
 
 
-@shows("objective.state_coef")
-def test_state_loss_weighs_as_its_coefficient(config_file):
-    plain, without, _ = loss_of(config_file, [])
-    for coefficient in (0.1, 0.3):
-        loss, measured, batch = loss_of(config_file, [f"objective.state_coef={coefficient}"])
-        summed, steps = measured["state_loss"].tolist()
-        assert loss - plain == pytest.approx(coefficient * summed / 100, rel=1e-3)
-        assert steps == len(batch.trunk_steps.row) + len(batch.steps.row)
-    assert "state_loss" not in without
-
-
 @shows("objective.integer_weights")
 def test_an_integer_to_be_told_counts_as_often_as_its_world_says(config_file, monkeypatch):
     nats: list[Tensor] = []
