@@ -6,16 +6,50 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from torch import Tensor
 
 from eval.models.checkpoint import CheckpointPredictor
 from eval.scores.predictions import Prediction, append_lines, drop_torn_line
 from loopwm.core import ExitRule, Fixed
-from loopwm.core.exit_rules import RandomExit
+from loopwm.core.exit_rules import LoopView, Trace, exit_rule
 from loopwm.records.files import read_json_lines
 from loopwm.records.template import LONGEST_OBSERVATION, ContextKind
 from loopwm.records.windows import Window
 
 LOOPS = "loops.jsonl"
+
+
+@exit_rule("random")
+@dataclass(frozen=True)
+class RandomExit:
+    """Exit after each loop with this probability: the baseline of a rule at equal mean loops.
+
+    Draws depend on (seed, pass, row of the batch) only, so use another seed for each batch. The mean is
+    (1 - (1 - probability)^limit) / probability. Raises ValueError if the probability is not inside (0, 1) or the seed
+    is below zero.
+    """
+
+    probability: float
+    limit: int
+    seed: int
+    needs_gate: ClassVar[bool] = False
+    depends_on_batch: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.probability < 1:
+            raise ValueError(f"probability: must be inside (0, 1), got {self.probability}")
+        if self.seed < 0:
+            raise ValueError(f"seed: must not be below 0, got {self.seed}")
+
+    def for_pass(self, index: int, rows: Sequence[int]) -> Trace:
+        generators = (np.random.default_rng((self.seed, index, row)) for row in rows)
+        return Trace(tuple((min(int(rng.geometric(self.probability)), self.limit),) for rng in generators))
+
+    def exits(self, view: LoopView) -> Tensor:
+        return self.for_pass(0, range(len(view.states[-1]))).exits(view)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Protocol, Self, TypeVar, get_type_hints, runtime_checkable
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -208,35 +207,6 @@ class Trace:
         # `for_pass` has cut the trace to this pass.
         first = [row[0] for row in self.loops]
         return torch.tensor(first, device=view.states[-1].device) <= view.loop
-
-
-@exit_rule("random")
-@dataclass(frozen=True)
-class RandomExit:
-    """Exit after each loop with this probability: the baseline of a rule at equal mean loops.
-
-    Draws depend on (seed, pass, row of the batch) only, so use another seed for each batch. The mean is
-    (1 - (1 - probability)^limit) / probability. Raises ValueError if the probability is not inside (0, 1) or the seed
-    is below zero.
-    """
-
-    probability: float
-    limit: int
-    seed: int
-    needs_gate: ClassVar[bool] = False
-    depends_on_batch: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        _inside_unit("probability", self.probability)
-        if self.seed < 0:
-            raise ValueError(f"seed: must not be below 0, got {self.seed}")
-
-    def for_pass(self, index: int, rows: Sequence[int]) -> Trace:
-        generators = (np.random.default_rng((self.seed, index, row)) for row in rows)
-        return Trace(tuple((min(int(rng.geometric(self.probability)), self.limit),) for rng in generators))
-
-    def exits(self, view: LoopView) -> Tensor:
-        return self.for_pass(0, range(len(view.states[-1]))).exits(view)
 
 
 def as_rule(depth: int | ExitRule) -> ExitRule:

@@ -15,7 +15,6 @@ from loopwm.core import (
     Gate,
     KVCache,
     LoopedCore,
-    RandomExit,
     Trace,
     causal_attention,
     exit_rules,
@@ -175,17 +174,6 @@ def test_rules_leave_where_their_formulas_say():
     assert not Convergence(9.0, 9).exits(view([0], [[1.0], [2.0]])).item()
 
 
-def test_random_exits_have_the_promised_mean_and_depend_on_seed_pass_and_row_alone():
-    rule = RandomExit(0.3, 6, seed=4)
-    drawn = rule.for_pass(2, range(4000))
-    mean = sum(loops for (loops,) in drawn.loops) / 4000
-    assert abs(mean - (1 - 0.7**6) / 0.3) < 0.08
-    assert rule.for_pass(2, [17, 3]).loops == (drawn.loops[17], drawn.loops[3])
-    assert rule.for_pass(3, range(50)).loops != drawn.loops[:50]
-    assert RandomExit(0.3, 6, seed=5).for_pass(2, range(50)).loops != drawn.loops[:50]
-    assert drawn.limit == 6
-
-
 @pytest.mark.parametrize(
     ("make", "named"),
     [
@@ -193,7 +181,6 @@ def test_random_exits_have_the_promised_mean_and_depend_on_seed_pass_and_row_alo
         (lambda: Gate(1.0, 4), "tau: .*got 1.0"),
         (lambda: Gate(float("nan"), 4), "tau: .*got nan"),
         (lambda: CumulativeGate(1.5, 4), "q: .*got 1.5"),
-        (lambda: RandomExit(0.0, 4, 0), "probability: .*got 0.0"),
         (lambda: Convergence(0.0, 4), "eps: .*got 0.0"),
         (lambda: Trace(()), "loops: must be numbers"),
         (lambda: Trace(((2, 0),)), "loops: must be numbers"),
@@ -241,9 +228,7 @@ def test_a_trajectory_read_out_at_t_is_the_pass_of_t_loops():
         assert torch.equal(core.read_out(state, shared_inputs(2, 3), causal_attention, x.dtype), expected.h)
 
 
-@pytest.mark.parametrize(
-    "rule", [Fixed(3), Gate(0.5, 4), CumulativeGate(0.25, 2), Convergence(0.1, 4), RandomExit(0.5, 4, 7)]
-)
+@pytest.mark.parametrize("rule", [Fixed(3), Gate(0.5, 4), CumulativeGate(0.25, 2), Convergence(0.1, 4)])
 def test_what_is_written_of_a_rule_is_read_as_it(rule):
     assert parse_rule(str(format_rule(rule))) == rule
     assert make_rule(name_of(rule), vars(rule)) == rule
@@ -260,7 +245,6 @@ def test_what_is_written_of_a_rule_is_read_as_it(rule):
         ("gate:tau=0.5,limit=4,q=1", "q: unknown"),
         ("gate:tau=half,limit=4", "half"),
         ("gate:tau=2,limit=4", "tau: must be inside .0, 1., got 2.0"),
-        ("random:probability=0.5,limit=4,seed=-1", "seed: must not be below 0, got -1"),
         ("gate:tau=0.5,limit=2.5", "2.5"),
     ],
 )

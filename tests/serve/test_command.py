@@ -17,6 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from loopwm.core import RULES, Fixed
 from loopwm.records.command import missing_package
 from loopwm.text.model.configuration import PRESETS, LoopWMConfig
 from loopwm.text.model.modeling import LoopWMForCausalLM
@@ -52,11 +53,12 @@ def test_a_config_that_does_not_fit_the_weights_is_one_line(capsys, checkpoint, 
     assert "mlp" in refusal(capsys, "--model", str(folder))
 
 
-def test_a_depth_the_checkpoint_does_not_have_is_one_line(capsys, checkpoint, tiny_model):
+def test_a_depth_the_checkpoint_does_not_have_is_one_line(capsys, checkpoint, tiny_model, monkeypatch):
     limit = tiny_model.config.max_loops
     assert f"max_loops = {limit}" in refusal(capsys, "--model", str(checkpoint), "--depth", str(limit + 1))
-    random = "random:probability=0.5,limit=1,seed=0"
-    assert "must not depend on other requests" in refusal(capsys, "--model", str(checkpoint), "--depth", random)
+    monkeypatch.setitem(RULES, "shared", type("Shared", (Fixed,), {"depends_on_batch": True}))
+    shared = "shared:loops=1"
+    assert "must not depend on other requests" in refusal(capsys, "--model", str(checkpoint), "--depth", shared)
     assert "needs an exit gate" in refusal(capsys, "--model", str(checkpoint), "--depth", "gate:tau=0.5,limit=1")
 
 

@@ -13,10 +13,17 @@ import torch
 
 from eval.scores.suites import load_suite
 from lab.__main__ import main
-from lab.studies.exit_policies import ExitPolicy, MeanLoops, PolicyPredictor, random_policy, read_mean_loops
+from lab.studies.exit_policies import (
+    ExitPolicy,
+    MeanLoops,
+    PolicyPredictor,
+    RandomExit,
+    random_policy,
+    read_mean_loops,
+)
 from lab.studies.halting_study import Thresholds
 from loopwm.core import RULES, Fixed
-from loopwm.core.exit_rules import Convergence, Gate, RandomExit
+from loopwm.core.exit_rules import Convergence, Gate
 from loopwm.records.template import window_context
 from loopwm.text.model.configuration import PRESETS, LoopWMConfig
 from loopwm.text.model.modeling import LoopWMForCausalLM
@@ -168,3 +175,21 @@ def test_thresholds_of_a_new_rule_give_its_policy(tmp_path: Path, monkeypatch: p
     finally:
         RULES.pop("second")
         sys.modules.pop("toy_rule")
+
+
+def test_random_exits_depend_on_seed_pass_and_row():
+    rule = RandomExit(0.3, 6, seed=4)
+    drawn = rule.for_pass(2, range(4000))
+    mean = sum(loops for (loops,) in drawn.loops) / 4000
+    assert abs(mean - (1 - 0.7**6) / 0.3) < 0.08
+    assert rule.for_pass(2, [17, 3]).loops == (drawn.loops[17], drawn.loops[3])
+    assert rule.for_pass(3, range(50)).loops != drawn.loops[:50]
+    assert RandomExit(0.3, 6, seed=5).for_pass(2, range(50)).loops != drawn.loops[:50]
+    assert drawn.limit == 6
+
+
+def test_impossible_random_exits_are_refused_by_name():
+    with pytest.raises(ValueError, match=r"probability: .*got 0\.0"):
+        RandomExit(0.0, 4, 0)
+    with pytest.raises(ValueError, match="seed: must not be below 0, got -1"):
+        RandomExit(0.5, 4, -1)
