@@ -56,8 +56,8 @@ EXAMPLE = "python -m data_prep tokenize --episodes data/episodes/train --out dat
 LINE_BREAK = re.compile(r"(?<=\S)(\n\t?)(?=\S)")
 """Line breaks to cut texts at: blanks beside a break belong to one token with it."""
 
-MAX_LINES = 200_000
-"""Lines cached by a `LineEncoder`, some 50 MB."""
+MAX_LINES, MAX_TEXTS = 200_000, 10_000
+"""Lines, or whole texts, cached by a `LineEncoder`, some 50 MB."""
 
 TOKENIZER_FILE = Path(loopwm.__file__).parent / "text" / "model" / "tokenizer.json"
 
@@ -78,31 +78,31 @@ def episode_texts(episode: Episode) -> Iterator[tuple[int, int, str]]:
 class LineEncoder:
     """Encodes texts line by line and caches the lines' tokens: an episode's looks share nearly all of their lines.
 
-    The tokens are those of the whole text, since the pre-tokenizer isolates line breaks.
+    The tokens are those of the whole text, since the pre-tokenizer isolates line breaks. Texts stay whole, which is
+    slower, if it joins line breaks with other text, as those of adopted decoders do.
 
-    Raises:
-        InputError: The tokenizer joins line breaks with other text.
+    dtype: of token ids.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         spans = [span for _, span in tokenizer.pre_tokenizer.pre_tokenize_str("a\n\n\tb\n c")]
-        if not {(1, 2), (2, 4), (5, 6)} <= set(spans):
-            raise InputError(
-                "--tokenizer: its pre-tokenizer must isolate line breaks (make one with `lab train-tokenizer`)"
-            )
+        isolated = {(1, 2), (2, 4), (5, 6)} <= set(spans)
+        self._split = LINE_BREAK.split if isolated else lambda text: [text]
+        self._most = MAX_LINES if isolated else MAX_TEXTS
+        self.dtype = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32
         self._tokenizer = tokenizer
         self._lines: dict[str, tuple[list[int], list[int]]] = {}
         """Token ids of each line, and the number of its characters up to the end of each token."""
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text, without special tokens."""
-        lines = [LINE_BREAK.split(text) for text in texts]
+        lines = [self._split(text) for text in texts]
         self._add({line for parts in lines for line in parts})
         return [[token for line in parts for token in self._lines[line][0]] for parts in lines]
 
     def token_ends(self, text: str) -> list[int]:
         """Return the number of characters of a text up to the end of each of its tokens."""
-        lines, before, ends = LINE_BREAK.split(text), 0, []
+        lines, before, ends = self._split(text), 0, []
         self._add(set(lines))
         for line in lines:
             ends += [before + end for end in self._lines[line][1]]
@@ -110,7 +110,7 @@ class LineEncoder:
         return ends
 
     def _add(self, lines: set[str]) -> None:
-        if len(self._lines) > MAX_LINES:
+        if len(self._lines) > self._most:
             self._lines.clear()
         missing = sorted(lines - self._lines.keys())
         for line, encoding in zip(
@@ -130,7 +130,7 @@ def encode_episode(encoder: LineEncoder, episode: Episode, original: Episode | N
     scores = [step.score for step in episode.steps]
     rewards = np.diff(scores, prepend=scores[0])  # the first step brings none
     return EpisodeArrays(
-        tokens=np.array([token for ids in encoded for token in ids], dtype=np.uint16),
+        tokens=np.array([token for ids in encoded for token in ids], dtype=encoder.dtype),
         spans=np.array([(*place[text], step, kind) for kind, step, text in texts], dtype=SPAN_DTYPE),
         steps=np.array(list(zip(rewards, (s.done for s in episode.steps), strict=True)), dtype=STEP_DTYPE),
         facts=_facts(encoder, declared(episode.env).facts(factual), factual, [place[text][0] for text in factual]),
@@ -275,7 +275,7 @@ def tokenize_files(
         for row in encoded:
             outcomes[row["outcome"]] += 1
             yield EpisodeArrays(
-                tokens=np.frombuffer(row["tokens"], np.uint16),
+                tokens=np.frombuffer(row["tokens"], _load(str(tokenizer_file)).dtype),
                 spans=np.frombuffer(row["spans"], SPAN_DTYPE),
                 steps=np.frombuffer(row["steps"], STEP_DTYPE),
                 facts=np.frombuffer(row["facts"], FACT_DTYPE),

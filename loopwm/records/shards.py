@@ -2,7 +2,7 @@
 
 A folder of shards holds `index.json`, written last, and six files a shard:
 
-    NAME.tokens.npy    uint16 (tokens,)                 tokens of all texts, no special tokens, no padding
+    NAME.tokens.npy    uint16 or uint32 (tokens,)       tokens of all texts, no special tokens, no padding
     NAME.spans.npy     SPAN_DTYPE (spans,)              which tokens are which text; ordered by episode, step, kind
     NAME.steps.npy     STEP_DTYPE (steps,)              reward and done of each step; ordered by episode, step
     NAME.facts.npy     FACT_DTYPE (facts,)              what texts show, and what determines their tokens
@@ -59,11 +59,11 @@ TOTALS = (*PARTS, "episodes")
 class EpisodeArrays:
     """Arrays of one episode.
 
-    Tokens uint16 (n,), spans SPAN_DTYPE (s,) and facts FACT_DTYPE (f,) with starts from 0, steps STEP_DTYPE (t,),
-    metadata.
+    Tokens uint16 (n,), uint32 of a large vocabulary, spans SPAN_DTYPE (s,), facts FACT_DTYPE (f,) with starts from 0,
+    steps STEP_DTYPE (t,), metadata.
     """
 
-    tokens: NDArray[np.uint16]
+    tokens: NDArray[np.unsignedinteger]
     spans: NDArray[np.void]
     steps: NDArray[np.void]
     facts: NDArray[np.void]

@@ -29,12 +29,10 @@ NO_FACTS = np.empty(0, dtype=FACT_DTYPE)
 
 
 class Texts(Sequence[Any]):
-    """Texts of one kind of an episode, by step; `missing` if a step has none."""
+    """Texts of one kind of an episode, by step; empty if a step has none."""
 
-    def __init__(self, episode: TokenEpisode, kind: int, missing: Tokens | None) -> None:
-        self._episode = episode
-        self._kind = kind
-        self._missing = missing
+    def __init__(self, episode: TokenEpisode, kind: int) -> None:
+        self._episode, self._kind = episode, kind
 
     def __len__(self) -> int:
         return len(self._episode.steps)
@@ -44,7 +42,7 @@ class Texts(Sequence[Any]):
         if isinstance(steps, range):
             return [self[step] for step in steps]
         text = self._episode.text(self._kind, steps)
-        return self._missing if text is None else text
+        return NO_TOKENS if text is None else text
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,23 +74,11 @@ class TokenEpisode:
 
     @property
     def observations(self) -> Sequence[Tokens]:
-        return Texts(self, OBSERVATION, NO_TOKENS)
+        return Texts(self, OBSERVATION)
 
     @property
     def actions(self) -> Sequence[Tokens]:
-        return Texts(self, ACTION, NO_TOKENS)
-
-    @property
-    def looks(self) -> Sequence[Tokens | None]:
-        return Texts(self, LOOK, None)
-
-    @property
-    def inventories(self) -> Sequence[Tokens | None]:
-        return Texts(self, INVENTORY, None)
-
-    @property
-    def hidden_states(self) -> Sequence[Tokens | None]:
-        return Texts(self, HIDDEN, None)
+        return Texts(self, ACTION)
 
     @property
     def rewards(self) -> NDArray[np.float32]:

@@ -16,13 +16,13 @@ from data_prep.__main__ import main
 from data_prep.environments import declared
 from data_prep.tokenize import TOKENIZER_FILE, LineEncoder
 from loopwm.records.episodes import Episode, Step, read_episodes, write_episodes
-from loopwm.records.errors import InputError
 from loopwm.records.shards import PARTS, check_shards, read_shards
 from loopwm.records.template import clean
 from loopwm.records.token_episode import ACTION, ANSWER, GOAL, HIDDEN, INVENTORY, LOOK, OBSERVATION, QUERY
 from loopwm.records.training_episodes import episode_hash
 from loopwm.text.model.tokenizer import tokenizer_hash
 from tests.fixtures.episodes import make_episode
+from tests.fixtures.rows import texts_of
 
 FIELDS = {LOOK: "look", INVENTORY: "inventory", OBSERVATION: "observation", ACTION: "action"}
 
@@ -87,9 +87,9 @@ def test_spans_hold_every_text_in_order(shards: Path, tokenizer: PreTrainedToken
 
 def test_training_reads_hidden_states_where_they_were_sampled(shards: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     *without, game = read_shards(shards, tokenizer_hash())
-    texts = [None if hidden is None else tokenizer.decode(hidden) for hidden in game.hidden_states]
+    texts = [None if hidden is None else tokenizer.decode(hidden) for hidden in texts_of(game, HIDDEN)]
     assert texts == ["it is hidden", None, "hidden 2", None, "hidden 4", None]
-    assert all(list(episode.hidden_states) == [None] * 9 for episode in without)
+    assert all(texts_of(episode, HIDDEN) == [None] * 9 for episode in without)
 
 
 def test_facts_of_texts_are_read_back_from_any_shard(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -138,11 +138,14 @@ def test_line_encoder_equals_whole_texts() -> None:
     assert encoder.encode(texts[::-1]) == expected[::-1]
 
 
-def test_line_encoder_joined_breaks_is_input_error() -> None:
+def test_line_encoder_joined_breaks_equals_whole_texts() -> None:
     tokenizer = Tokenizer.from_file(str(TOKENIZER_FILE))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    with pytest.raises(InputError, match="line breaks"):
-        LineEncoder(tokenizer)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    text = "a table.\n\ta cup"
+    (encoding,) = tokenizer.encode_batch([text], add_special_tokens=False)
+    encoder = LineEncoder(tokenizer)
+    assert encoder.encode([text, text]) == [encoding.ids] * 2
+    assert encoder.token_ends(text) == [end for _, end in encoding.offsets]
 
 
 def test_state_queries_alfworld_splits_place_and_views() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from loopwm.records.token_episode import ACTION, FACT_DTYPE, HIDDEN, LOOK, OBSERVATION, TokenEpisode
-from tests.fixtures.rows import episode_of_texts
+from tests.fixtures.rows import episode_of_texts, texts_of
 
 WORDS = [[7, 8], [], [9], [7, 8], [], [5, 6, 7]]
 LOOKS = [[1], None, [9], None, [1], []]
@@ -21,8 +21,8 @@ def test_token_episode_texts_are_those_it_was_made_of(episode: TokenEpisode) -> 
     assert episode.goal.tolist() == [3, 4]
     assert [text.tolist() for text in episode.observations] == WORDS
     assert [text.tolist() for text in episode.actions] == [[], *WORDS[1:]]
-    assert [None if text is None else text.tolist() for text in episode.looks] == LOOKS
-    assert list(episode.hidden_states) == [None] * 6
+    assert [None if text is None else text.tolist() for text in texts_of(episode, LOOK)] == LOOKS
+    assert texts_of(episode, HIDDEN) == [None] * 6
     assert [text.tolist() for text in episode.observations[2:4]] == WORDS[2:4]
     assert episode.observations[-1].tolist() == WORDS[-1]
     assert (episode.last_step, episode.dones.tolist(), episode.env) == (5, [False] * 5 + [True], "toy")

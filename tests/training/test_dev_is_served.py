@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from loopwm.records.template import Context, Transition
+from loopwm.records.token_episode import INVENTORY, LOOK
 from loopwm.text.data.data_loader import LoaderState, PlannedRow
 from loopwm.text.data.tree import TRUNK_HORIZON
 from loopwm.text.model.modeling import LoopWMForCausalLM
@@ -59,7 +60,7 @@ def asked_of(planned: PlannedRow, text) -> Iterator[Asked]:
         )
         shown = {}
         if plan.context_kind == "snapshot":
-            shown = {"look": text(episode.looks[plan.head]), "inventory": text(episode.inventories[plan.head])}
+            shown = {"look": text(episode.text(LOOK, plan.head)), "inventory": text(episode.text(INVENTORY, plan.head))}
         context = Context(text(episode.goal), text(episode.observations[plan.head]), seen, **shown)
         actions = [text(episode.actions[now + i]) for i in range(1, count + 1)]
         return Asked(horizon, context, actions, list(map(int, episode.observations[now + count])))

@@ -12,12 +12,12 @@ import pytest
 
 from loopwm.records.errors import InputError
 from loopwm.records.template import StateSlots
-from loopwm.records.token_episode import TokenEpisode
+from loopwm.records.token_episode import HIDDEN, INVENTORY, LOOK, TokenEpisode
 from loopwm.text.data.data_loader import BatchStream, LoaderState, make_sources, partition, source_shares
 from loopwm.text.data.sampler import EpochPlanner
 from loopwm.text.data.tree import IGNORED, QUERY_HORIZON, RowBuilder, RowPlan, TemplateIds, trunk_and_branches
 from loopwm.text.training.config import BatchConfig, DataConfig, ObjectiveConfig
-from tests.fixtures.rows import episode_of_texts
+from tests.fixtures.rows import episode_of_texts, texts_of
 
 BUILDER = RowBuilder(TemplateIds(2, 5, 3, 4, 6, 7, 8, 1), StateSlots())
 DATA = DataConfig(
@@ -88,7 +88,7 @@ def test_a_row_that_begins_later_shows_the_step_before_and_heads_show_their_own_
             assert (plan.head, plan.first) == (start, start + 1)
             assert plan.last - start <= DATA.snapshot_steps
         if plan.context_kind in ("briefed", "full"):
-            assert episodes[index].hidden_states[plan.head] is not None
+            assert episodes[index].text(HIDDEN, plan.head) is not None
         for branch in plan.branches:
             assert max(plan.head, plan.targets_from - 1) <= branch.step <= plan.last
             assert branch.step + branch.deepest <= episodes[index].last_step
@@ -129,9 +129,9 @@ def like(episode: TokenEpisode, observations: list[np.ndarray], queries=()) -> T
         episode.goal,
         observations,
         list(episode.actions),
-        list(episode.looks),
-        list(episode.inventories),
-        list(episode.hidden_states),
+        texts_of(episode, LOOK),
+        texts_of(episode, INVENTORY),
+        texts_of(episode, HIDDEN),
         env=episode.env,
         queries=queries,
     )

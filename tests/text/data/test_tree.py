@@ -9,13 +9,14 @@ import torch
 from loopwm.core import DepthPlan
 from loopwm.records import template as template
 from loopwm.records.template import Context, StateSlots, Transition
+from loopwm.records.token_episode import INVENTORY, LOOK
 from loopwm.text.data.collate import TreeBatch, branch_mask
 from loopwm.text.data.tree import IGNORED, QUERY_HORIZON, Branch, RowPlan, by_stage, trunk_and_branches
 from loopwm.text.training.config import ObjectiveConfig
 from loopwm.text.training.forward import row_mask
 from loopwm.text.training.loss import TextObjective
 from tests.fixtures.models import random_model
-from tests.fixtures.rows import ACTIONS, OBSERVATIONS, episode_of_texts, every, row_builder
+from tests.fixtures.rows import ACTIONS, OBSERVATIONS, episode_of_texts, every, row_builder, texts_of
 
 
 def target_losses(model, batch: TreeBatch, depth: int) -> torch.Tensor:
@@ -239,8 +240,8 @@ def with_queries(episode, tokenizer):
         episode.goal,
         list(episode.observations),
         list(episode.actions),
-        list(episode.looks),
-        list(episode.inventories),
+        texts_of(episode, LOOK),
+        texts_of(episode, INVENTORY),
         rewards=episode.rewards.tolist(),
         queries=[[(ids("inventory"), ids(f"held {step}"))] for step in range(4)],
     )

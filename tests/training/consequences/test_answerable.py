@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from loopwm.records.episodes import Episode, Step
 from loopwm.records.template import ContextKind
+from loopwm.records.token_episode import LOOK
 from loopwm.text.data.data_loader import LoaderState
 from loopwm.text.data.tree import IGNORED, TreeRow
 from loopwm.text.model.tokenizer import load_tokenizer
@@ -100,7 +101,7 @@ def test_undetermined_targets_are_those_of_a_slow_reading(games_config: Path, co
         for planned in rows:
             episode, plan, row = planned.episode, planned.plan, planned.row
             observations = [tokenizer.decode(text) for text in episode.observations]
-            look = [tokenizer.decode(episode.looks[plan.head])] if context_kind == "snapshot" else []
+            look = [tokenizer.decode(episode.text(LOOK, plan.head))] if context_kind == "snapshot" else []
 
             def wanted(text: str, last_shown: int) -> str:
                 shown = [*look, observations[plan.head], *observations[plan.first : last_shown + 1]]  # noqa: B023
