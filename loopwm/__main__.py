@@ -62,6 +62,12 @@ COMMANDS = {
         "fine-tune with your logs, or train from a configuration",
         "logs.jsonl --out runs/mine",
     ),
+    "adopt": Command(
+        "loopwm.text.adopt",
+        (),
+        "make a looped model of a pretrained decoder",
+        "Qwen3-0.6B --out runs/adopted --prelude 4 --block 8 --coda 4",
+    ),
     "eval": Command(
         "eval.__main__",
         (),

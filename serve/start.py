@@ -19,7 +19,7 @@ from loopwm.core import ExitRule, name_of, parse_rule
 from loopwm.records.command import Parser
 from loopwm.records.errors import InputError
 from loopwm.records.files import PACKAGED
-from loopwm.records.template import END, SPECIAL_TOKENS
+from loopwm.records.template import END
 from loopwm.runtime import DEVICES, keep_for_reuse, settle, use_device
 from loopwm.text.model.checkpoint import load_checkpoint
 from loopwm.text.world import WorldModel
@@ -147,7 +147,7 @@ def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | Non
     file = None if args.worlds_file is None else WorldFile(args.worlds_file)
     world_limits = WorldLimits(args.world_ttl, args.max_worlds)
     with (
-        Engine(model, SPECIAL_TOKENS.index(END), limits, threads) as engine,
+        Engine(model, tokenizer.get_vocab()[END], limits, threads) as engine,
         closing(WorldStore(world_limits, file=file, rate_limiter=rate_limiter)) as worlds,
     ):
         service = Service(

@@ -5,12 +5,14 @@ G heads of keys and values, each shared by H / G heads of queries (grouped-query
 width of one head.
 
 Departures from the textbook: RMSNorm, rotary positions over half-split pairs, RMSNorm on queries and keys, a
-squared-ReLU MLP, no biases, output projections that start at zero so that a fresh layer is the identity.
+squared-ReLU MLP, no biases, output projections that start at zero so that a fresh layer is the identity. Layers of
+adopted decoders may have a SwiGLU MLP, and queries and keys without norms.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -53,10 +55,15 @@ def _select(x: Tensor, rows: Tensor) -> Tensor:
     return x if x.shape[0] == 1 else x[rows]
 
 
-def rotary_angles(positions_BL: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Return cos and sin for `rotate`, (B, 1, L, E) float32 each, pairs (i, i + E/2) by falling frequency."""
+def rotary_angles(
+    positions_BL: Tensor, head_dim: int, theta: float, scaled: Sequence[float] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return cos and sin for `rotate`, (B, 1, L, E) float32 each, pairs (i, i + E/2) by falling frequency.
+
+    scaled: frequency of each pair, in place of the powers of `theta`.
+    """
     steps = torch.arange(0, head_dim, 2, device=positions_BL.device, dtype=torch.float32)
-    frequencies = theta ** (-steps / head_dim)
+    frequencies = theta ** (-steps / head_dim) if scaled is None else steps.new_tensor(scaled)
     angles = positions_BL[:, None, :, None].float() * frequencies
     angles = torch.cat((angles, angles), dim=-1)
     return angles.cos(), angles.sin()
@@ -145,15 +152,15 @@ class RMSNorm(nn.RMSNorm):
 
 
 class Attention(nn.Module):
-    def __init__(self, dim: int, heads: int, kv_heads: int, head_dim: int, eps: float) -> None:
+    def __init__(self, dim: int, heads: int, kv_heads: int, head_dim: int, eps: float, qk_norm: bool) -> None:
         super().__init__()
         self.head_dim = head_dim
         self.q_proj = nn.Linear(dim, heads * head_dim, bias=False)
         self.k_proj = nn.Linear(dim, kv_heads * head_dim, bias=False)
         self.v_proj = nn.Linear(dim, kv_heads * head_dim, bias=False)
         self.o_proj = nn.Linear(heads * head_dim, dim, bias=False)
-        self.q_norm = RMSNorm(head_dim, eps=eps)
-        self.k_norm = RMSNorm(head_dim, eps=eps)
+        self.q_norm = RMSNorm(head_dim, eps=eps) if qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(head_dim, eps=eps) if qk_norm else nn.Identity()
 
     def forward(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend, slot: int) -> Tensor:
         return self.o_proj(attend(slot, *self.project(x_BLD, shared.cos, shared.sin), shared.mask))
@@ -173,29 +180,33 @@ def split_heads(x: Tensor, head_dim: int) -> Tensor:
 
 
 class MLP(nn.Module):
-    def __init__(self, dim: int, hidden: int) -> None:
+    def __init__(self, dim: int, hidden: int, swiglu: bool) -> None:
         super().__init__()
+        self.gate_proj = nn.Linear(dim, hidden, bias=False) if swiglu else None
         self.up_proj = nn.Linear(dim, hidden, bias=False)
         self.down_proj = nn.Linear(hidden, dim, bias=False)
 
     def forward(self, x_BLD: Tensor) -> Tensor:
+        if self.gate_proj is not None:
+            return self.down_proj(F.silu(self.gate_proj(x_BLD)) * self.up_proj(x_BLD))
         return self.down_proj(F.relu(self.up_proj(x_BLD)).square())
 
 
 class Block(nn.Module):
     """Compute x + attention(norm(x)), then x + mlp(norm(x)); x: (B, L, D). The layer of Parcae, table 18.
 
-    sandwich: normalise the outputs of attention and MLP before they are added.
+    sandwich: normalise the outputs of attention and MLP before they are added. qk_norm: normalise queries and keys.
     """
 
     def __init__(
-        self, dim: int, heads: int, kv_heads: int, head_dim: int, mlp_dim: int, eps: float, sandwich: bool = False
-    ) -> None:
+        self, dim: int, heads: int, kv_heads: int, head_dim: int, mlp_dim: int, eps: float, sandwich: bool = False,
+        qk_norm: bool = True, swiglu: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.attention_norm = RMSNorm(dim, eps=eps)
-        self.attention = Attention(dim, heads, kv_heads, head_dim, eps)
+        self.attention = Attention(dim, heads, kv_heads, head_dim, eps, qk_norm)
         self.mlp_norm = RMSNorm(dim, eps=eps)
-        self.mlp = MLP(dim, mlp_dim)
+        self.mlp = MLP(dim, mlp_dim, swiglu)
         self.attention_out_norm = RMSNorm(dim, eps=eps) if sandwich else nn.Identity()
         self.mlp_out_norm = RMSNorm(dim, eps=eps) if sandwich else nn.Identity()
         self.before, self.after = before_attention, after_attention
@@ -208,17 +219,20 @@ class Block(nn.Module):
         A fresh layer is then the identity.
         """
         # The variance 1 / fan-in keeps activations at unit scale.
-        for linear in (self.attention.q_proj, self.attention.k_proj, self.attention.v_proj, self.mlp.up_proj):
-            nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
-        for linear, norm in ((self.attention.o_proj, self.attention_out_norm), (self.mlp.down_proj, self.mlp_out_norm)):
+        attention, mlp = self.attention, self.mlp
+        for linear in (attention.q_proj, attention.k_proj, attention.v_proj, mlp.up_proj, mlp.gate_proj):
+            if linear is not None:
+                nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
+        for linear, norm in ((attention.o_proj, self.attention_out_norm), (mlp.down_proj, self.mlp_out_norm)):
             if isinstance(norm, RMSNorm):
                 # A norm of a zero projection has no useful gradient, so the norm's weight starts at zero instead.
                 nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
                 nn.init.zeros_(norm.weight)
             else:
                 nn.init.zeros_(linear.weight)
-        for norm in (self.attention_norm, self.mlp_norm, self.attention.q_norm, self.attention.k_norm):
-            nn.init.ones_(norm.weight)
+        for norm in (self.attention_norm, self.mlp_norm, attention.q_norm, attention.k_norm):
+            if isinstance(norm, RMSNorm):
+                nn.init.ones_(norm.weight)
 
     def forward(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend, slot: int) -> Tensor:
         if self.checkpointing and torch.is_grad_enabled():

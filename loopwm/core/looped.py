@@ -27,7 +27,7 @@ from loopwm.core.injection import FreeInjection, StateInjection, identity_
 class CoreConfig:
     """Sizes of a core. Slots number the attention calls of the deepest pass.
 
-    input_norm (RMSNorm on e) and spectral_constraint (A_bar inside (0, 1)) are off only in comparisons.
+    input_norm (RMSNorm on e) is off in adopted decoders, spectral_constraint (A_bar inside (0, 1)) in comparisons only.
     """
 
     dim: int
@@ -48,6 +48,9 @@ class CoreConfig:
     """Normalise the outputs of attention and MLP in looped layers before they are added (Huginn, arXiv:2502.05171)."""
     kv_heads: int = 0
     """Heads of keys and values, a divisor of `heads`; 0 for the same number."""
+    qk_norm: bool = True
+    swiglu: bool = False
+    """Layers of adopted decoders may differ in both."""
 
     def coda_slot(self, layer: int) -> int:
         return self.prelude_layers + layer
@@ -118,7 +121,7 @@ class LoopedCore(nn.Module):
     def _layers(self, count: int, sandwich: bool = False) -> nn.ModuleList:
         c = self.config
         sizes = (c.dim, c.heads, c.kv_heads or c.heads, c.head_dim, c.mlp_dim, c.norm_eps)
-        return nn.ModuleList(Block(*sizes, sandwich) for _ in range(count))
+        return nn.ModuleList(Block(*sizes, sandwich, c.qk_norm, c.swiglu) for _ in range(count))
 
     def check(self, depth: int | ExitRule) -> ExitRule:
         """Convert `depth` to an exit rule and validate it.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,6 @@ from transformers import PreTrainedTokenizerFast
 
 from loopwm.records.errors import InputError
 from loopwm.records.template import SPECIAL_TOKENS
-from loopwm.text.model.configuration import LoopWMConfig
 from loopwm.text.model.modeling import LoopWMForCausalLM
 
 
@@ -30,20 +31,30 @@ def load_checkpoint(
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file():
             raise InputError(f"{folder / name}: no such file")
-    try:
-        config = LoopWMConfig.from_pretrained(folder)
+    model = load_model(LoopWMForCausalLM, folder, dtype)
+    with loading(folder):
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-        loaded: Any = LoopWMForCausalLM.from_pretrained(
-            folder, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+    if len(tokenizer) != model.config.vocab_size or not set(SPECIAL_TOKENS) <= tokenizer.get_vocab().keys():
+        raise InputError(f"{folder / 'tokenizer.json'}: does not fit vocab_size {model.config.vocab_size}")
+    return model.to(device or torch.device("cpu")), tokenizer
+
+
+def load_model(model: Any, folder: Path, dtype: torch.dtype | str) -> Any:
+    """Load a model of a transformers class from a folder that has exactly its weights. Raises InputError."""
+    with loading(folder):
+        loaded, info = model.from_pretrained(
+            folder, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
         )
-    except Exception as error:  # the loaders raise many types for a damaged folder
-        raise InputError(f"{folder}: {' '.join(str(error).split())[:300]}") from error
-    model, info = loaded
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info[problem]:
             raise InputError(f"{folder}: {problem.replace('_', ' ')}: {sorted(info[problem])[0]}")
-    if len(tokenizer) != config.vocab_size or tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS)) != list(
-        range(len(SPECIAL_TOKENS))
-    ):
-        raise InputError(f"{folder / 'tokenizer.json'}: does not fit vocab_size {config.vocab_size}")
-    return model.to(device or torch.device("cpu")), tokenizer
+    return loaded
+
+
+@contextmanager
+def loading(folder: Path) -> Iterator[None]:
+    """Convert errors of the loaders to InputError: they raise many types for a damaged folder."""
+    try:
+        yield
+    except Exception as error:
+        raise InputError(f"{folder}: {' '.join(str(error).split())[:300]}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any, Literal
 
 from huggingface_hub.dataclasses import strict
@@ -35,7 +36,7 @@ class LoopWMConfig(PreTrainedConfig):
         slots_in_trunk: past steps carry state slots as imagined ones do (`StateSlots.in_trunk`). Off in checkpoints
             that were trained without.
         copy_attention: a last attention slot whose values are the input token embeddings (ours, not the paper's).
-        input_norm: RMSNorm on e, the input of every loop. Off only in comparisons.
+        input_norm, embed_norm: RMSNorm on e, the input of every loop, and on token embeddings. Off in adopted decoders.
         spectral_constraint: keep A_bar inside (0, 1). Off only in comparisons: A_bar is then a free diagonal.
         prediction_heads: predict reward and continuation from h_k.
         monitor_head: g_omega, a summary of h_k for monitoring, trained by the consistency loss.
@@ -43,6 +44,8 @@ class LoopWMConfig(PreTrainedConfig):
         decode_sees: columns that a decoded token attends to: "all" before it, or the newest "state" slots and itself.
         state_norm: normalise the state at the end of every loop.
         sandwich_norms: normalise the outputs of attention and MLP of the looped layers before they are added.
+        qk_norm, swiglu: layers normalise queries and keys; their MLP is a SwiGLU, squared ReLU otherwise.
+        rope_frequencies: rotary frequency of each pair, where they are scaled; None: powers of `rope_theta`.
         exit_gate: a gate on the state that can end a pass early (`loopwm.core.exit_rules`).
         context_tokens: limit up to which a context is filled with history; older steps are dropped. Training rows are
             shorter than a context may be, and answers degrade beyond the trained length.
@@ -68,6 +71,7 @@ class LoopWMConfig(PreTrainedConfig):
     slots_in_trunk: bool = True
     copy_attention: bool = True
     input_norm: bool = True
+    embed_norm: bool = True
     spectral_constraint: bool = True
     prediction_heads: bool = False
     monitor_head: bool = False
@@ -76,7 +80,10 @@ class LoopWMConfig(PreTrainedConfig):
     exit_gate: bool = False
     state_norm: bool = False
     sandwich_norms: bool = False
+    qk_norm: bool = True
+    swiglu: bool = False
     rope_theta: float = 10000.0
+    rope_frequencies: list[float] | None = None
     rms_norm_eps: float = 1e-6
     max_position_embeddings: int = 4096
     context_tokens: int = CONTEXT_LIMIT
@@ -102,10 +109,10 @@ class LoopWMConfig(PreTrainedConfig):
 
     def validate_architecture(self) -> None:
         """Validate the sizes; called by the strict base class. Raises ValueError naming the field."""
-        if self.num_attention_heads * self.head_dim != self.hidden_size:
+        if self.copy_attention and self.num_attention_heads * self.head_dim != self.hidden_size:
             raise ValueError(
                 f"hidden_size: must be num_attention_heads * head_dim = "
-                f"{self.num_attention_heads} * {self.head_dim}, got {self.hidden_size}"
+                f"{self.num_attention_heads} * {self.head_dim} with copy_attention, got {self.hidden_size}"
             )
         if self.num_attention_heads % (self.num_key_value_heads or self.num_attention_heads):
             raise ValueError(
@@ -144,22 +151,14 @@ class LoopWMConfig(PreTrainedConfig):
 
     @property
     def core(self) -> CoreConfig:
+        same = {each.name: getattr(self, each.name) for each in fields(CoreConfig) if hasattr(self, each.name)}
         return CoreConfig(
             dim=self.hidden_size,
             heads=self.num_attention_heads,
-            head_dim=self.head_dim,
             mlp_dim=self.intermediate_size,
-            prelude_layers=self.prelude_layers,
-            block_layers=self.block_layers,
-            coda_layers=self.coda_layers,
-            max_loops=self.max_loops,
             norm_eps=self.rms_norm_eps,
-            input_norm=self.input_norm,
-            spectral_constraint=self.spectral_constraint,
-            exit_gate=self.exit_gate,
-            state_norm=self.state_norm,
-            sandwich_norms=self.sandwich_norms,
             kv_heads=self.num_key_value_heads or self.num_attention_heads,
+            **same,
         )
 
 

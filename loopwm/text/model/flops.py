@@ -16,9 +16,9 @@ BACKWARD = 2
 
 def layer_flops(config: LoopWMConfig, keys: int) -> int:
     """Return the FLOPs of a token in a layer: four projections, the MLP, and attention over `keys` keys."""
-    dim = config.hidden_size
-    projections = 2 * dim * dim + 2 * dim * _kv_width(config)
-    return 2 * (projections + 2 * dim * config.intermediate_size) + 4 * keys * dim
+    dim, heads = config.hidden_size, config.num_attention_heads * config.head_dim
+    projections = 2 * dim * heads + 2 * dim * _kv_width(config)
+    return 2 * (projections + (3 if config.swiglu else 2) * dim * config.intermediate_size) + 4 * keys * heads
 
 
 def outer_flops(config: LoopWMConfig, keys: int) -> int:

@@ -111,7 +111,7 @@ class LoopWMModel(LoopWMPreTrainedModel):
             config.require_causal("vLLM")
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=None)
-        self.embed_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.embed_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps) if config.embed_norm else nn.Identity()
         self.core = LoopedCore(config.core)
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.copy = CopyAttention(config) if config.copy_attention else None
@@ -206,12 +206,12 @@ class LoopWMModel(LoopWMPreTrainedModel):
     ) -> _Inputs:
         if isinstance(cache, RaggedBatch):
             assert position_ids is not None, "positions come from RaggedBatch.extend"
-            angles = rotary_angles(position_ids, self.config.head_dim, self.config.rope_theta)
+            angles = self._angles(position_ids)
             attend = cache.attend(partial(self._slot_attention, **kwargs))
             return _Inputs(embeds, AttentionInputs(*angles, attention_mask), _apart(attend))
         if position_ids is None:
             position_ids = _positions(embeds, attention_mask, cache)
-        cos, sin = rotary_angles(position_ids, self.config.head_dim, self.config.rope_theta)
+        cos, sin = self._angles(position_ids)
         if isinstance(attention_mask, RowMask):
             return _Inputs(embeds, AttentionInputs(cos, sin, attention_mask), _apart(_row_attention(cache)))
         mask = self._causal_mask(embeds, attention_mask, cache, position_ids)
@@ -219,6 +219,9 @@ class LoopWMModel(LoopWMPreTrainedModel):
         if isinstance(cache, KVCache):  # other caches are of libraries that compile the pass: no settings within it
             attend = _apart(attend)
         return _Inputs(embeds, AttentionInputs(cos, sin, mask), attend)
+
+    def _angles(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        return rotary_angles(position_ids, self.config.head_dim, self.config.rope_theta, self.config.rope_frequencies)
 
     def _final(self, latent: Tensor, inputs: _Inputs) -> Tensor:
         final = self.norm(latent)
@@ -261,7 +264,7 @@ class LoopWMModel(LoopWMPreTrainedModel):
 
     def _embed_observations(self, tokens_NO: Tensor, length_N: Tensor) -> Tensor:
         positions = torch.arange(tokens_NO.shape[1], device=tokens_NO.device)[None]
-        shared = AttentionInputs(*rotary_angles(positions, self.config.head_dim, self.config.rope_theta))
+        shared = AttentionInputs(*self._angles(positions))
         e_NOD = self.core.encode_input(self.embed_norm(self.embed_tokens(tokens_NO)), shared, causal_attention)
         real = positions < length_N[:, None]
         return F.normalize((e_NOD.float() * real[:, :, None]).sum(1), dim=-1)  # of length 1, so a sum does for the mean

@@ -1,4 +1,4 @@
-"""Frozen tokenizer: a byte-level BPE trained once on the train text of the text worlds.
+"""Frozen tokenizer: a byte-level BPE trained once on the train text of the text worlds. Adopted decoders keep theirs.
 
 `tokenizer_hash` detects files that were made with another tokenizer.
 """
@@ -9,8 +9,10 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from loopwm.records.errors import InputError
 from loopwm.records.template import CONTEXT_LIMIT, END, PAD, SPECIAL_TOKENS
 
 TOKENIZER_FILE = Path(__file__).with_name("tokenizer.json")
@@ -22,18 +24,23 @@ def load_tokenizer(path: Path | None = None) -> PreTrainedTokenizerFast:
     Special strings in a text become special tokens: pass only text rendered by `loopwm.records.template`.
 
     Raises:
-        ValueError: the file is missing, or its special tokens are not `SPECIAL_TOKENS` at ids 0..8.
+        InputError: the file is missing, or lacks a special token of the template.
     """
     file = TOKENIZER_FILE if path is None else path
     if not file.is_file():
-        raise ValueError(f"{file}: no such tokenizer file")
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_file=str(file), pad_token=PAD, eos_token=END, model_max_length=CONTEXT_LIMIT,
+        raise InputError(f"{file}: no such tokenizer file")
+    tokenizer = world_tokenizer(Tokenizer.from_file(str(file)))
+    if missing := set(SPECIAL_TOKENS) - tokenizer.get_vocab().keys():
+        raise InputError(f"{file}: must have the tokens {' '.join(SPECIAL_TOKENS)}, lacks {min(missing)}")
+    return tokenizer
+
+
+def world_tokenizer(backend: Tokenizer) -> PreTrainedTokenizerFast:
+    """Wrap a tokenizer that has the special tokens."""
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token=PAD, eos_token=END, model_max_length=CONTEXT_LIMIT,
         padding_side="left", clean_up_tokenization_spaces=False,
     )  # fmt: skip
-    if tokenizer.convert_ids_to_tokens(list(range(len(SPECIAL_TOKENS)))) != list(SPECIAL_TOKENS):
-        raise ValueError(f"{file}: must start with the tokens {' '.join(SPECIAL_TOKENS)}")
-    return tokenizer
 
 
 def special_ids(tokenizer: PreTrainedTokenizerFast, tokens: Iterable[str]) -> list[int]:

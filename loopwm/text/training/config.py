@@ -31,6 +31,7 @@ class ModelConfig:
     """A preset of `loopwm.text.model.configuration.PRESETS` and overrides."""
 
     preset: str = "small"
+    """Or `weights`: shape and tokenizer of the folder `weights`."""
     overrides: dict[str, Any] = field(default_factory=dict)
     integers: Literal["random", "fourier"] = "random"
     """Initial embeddings of the integers: random as all others, or features of the number."""

@@ -20,7 +20,7 @@ from loopwm.text.model.modeling import LoopWMForCausalLM
 from loopwm.text.model.tokenizer import load_tokenizer
 from loopwm.text.training.config import load_config
 from loopwm.text.training.loss import TextObjective
-from loopwm.text.training.program import export_model, model_config
+from loopwm.text.training.program import export_model, model_config, tokenizer_of
 
 WEIGHTS, AVERAGE = "model.safetensors", "custom_checkpoint_0.pkl"
 """File names that accelerate uses in a checkpoint."""
@@ -42,7 +42,7 @@ def load_weights(objective: TextObjective, checkpoint: Path, averaged: bool) -> 
 def export_checkpoint(checkpoint: Path, out: Path) -> None:
     """Export a checkpoint. Raises InputError if it is not one of a text run."""
     config = load_config(checkpoint.parent.parent / "config.yaml")
-    tokenizer = load_tokenizer()
+    tokenizer = load_tokenizer(tokenizer_of(config.model))
     model = LoopWMForCausalLM(model_config(config.model, len(tokenizer)))
     objective = TextObjective(model, config.objective)
     load_weights(objective, checkpoint, averaged=config.optimizer.average > 0)

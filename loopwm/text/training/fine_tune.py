@@ -6,7 +6,6 @@ tenth of it, and the model with the lowest dev loss is exported.
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -21,8 +20,8 @@ from loopwm.records.files import read_json, write_atomic
 from loopwm.runtime import keep_everything, product_rate
 from loopwm.text.model.configuration import LoopWMConfig
 from loopwm.text.model.flops import training_flops
-from loopwm.text.training.config import ModelConfig, TrainingConfig, training_config
-from loopwm.text.training.program import TextProgram, model_config
+from loopwm.text.training.config import TrainingConfig, training_config
+from loopwm.text.training.program import OF_WEIGHTS, TextProgram
 from loopwm.trainer.trainer import Trainer
 
 PARTS, PATIENCE = 10, 3
@@ -53,14 +52,10 @@ def fine_tune_config(data: Path, model: Path, seed: int) -> TrainingConfig:
     if not (model / "config.json").is_file():
         raise InputError(f"--model: must be the folder of a LoopWM checkpoint, got {model}")
     base = LoopWMConfig.from_pretrained(model)
-    plain = model_config(ModelConfig("reference"), base.vocab_size)
-    # An exit gate would be of other weights; the vocabulary and the number of slots follow from the rest.
-    switches = inspect.get_annotations(LoopWMConfig).keys() - {"auto_map", "vocab_size", "num_hidden_layers"}
-    overrides = {key: getattr(base, key) for key in sorted(switches) if getattr(base, key) != getattr(plain, key)}
     heads, monitor = float(base.prediction_heads), float(base.monitor_head)
     return training_config(
         {
-            "model": {"preset": "reference", "weights": str(model), "overrides": {**overrides, "exit_gate": False}},
+            "model": {"preset": OF_WEIGHTS, "weights": str(model)},
             "data": {
                 "train": [str(data / "shards-train")],
                 "dev": [str(data / "shards-dev")],

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from loopwm.core import DepthPlan
 from loopwm.core.depth import MeanRamp
 from loopwm.records import template
 from loopwm.records.errors import InputError
-from loopwm.records.files import publish, writing
+from loopwm.records.files import publish, read_json, writing
 from loopwm.records.shards import read_shards
 from loopwm.records.token_episode import TokenEpisode
 from loopwm.records.training_episodes import TrainingEpisodes
@@ -42,7 +41,7 @@ from loopwm.text.model.configuration import PRESETS, LoopWMConfig
 from loopwm.text.model.flops import row_flops, training_flops
 from loopwm.text.model.integer_embedding import integer_tokens, start_with_fourier
 from loopwm.text.model.modeling import LoopWMForCausalLM
-from loopwm.text.model.tokenizer import load_tokenizer, special_ids, tokenizer_hash
+from loopwm.text.model.tokenizer import TOKENIZER_FILE, load_tokenizer, special_ids, tokenizer_hash
 from loopwm.text.training.config import ModelConfig, TrainingConfig
 from loopwm.text.training.loss import TextObjective
 from loopwm.text.training.measurements import EXACT, counts, flops, record
@@ -59,6 +58,9 @@ SAMPLERS = {
     "fixed": DepthPlan.constant,
 }
 """Depth plans by `depth.sampling`."""
+
+OF_WEIGHTS = "weights"
+"""Preset for the shape of `model.weights`."""
 
 DEV_SEED = 0
 """Seed of the dev rows in every run, so that runs are compared on the same rows."""
@@ -81,16 +83,28 @@ def template_ids(tokenizer: PreTrainedTokenizerFast) -> TemplateIds:
 
 
 def model_config(model: ModelConfig, vocab_size: int) -> LoopWMConfig:
-    """Apply overrides to a preset. Raises InputError."""
-    if model.preset not in PRESETS:
-        raise InputError(f"model.preset: must be one of {', '.join(PRESETS)}, got {model.preset!r}")
+    """Apply overrides to a preset, or to the shape of `model.weights`. Raises InputError."""
+    if model.preset not in (known := (*PRESETS, OF_WEIGHTS)):
+        raise InputError(f"model.preset: must be one of {', '.join(known)}, got {model.preset!r}")
+    # Without the gate of the weights: see `new_model`.
+    preset = PRESETS.get(model.preset) or read_json(Path(model.weights) / "config.json") | {"exit_gate": False}
     unknown = set(model.overrides) - set(LoopWMConfig().to_dict())
     if unknown:
         raise InputError(f"model.overrides.{min(unknown)}: unknown key")
     try:
-        return LoopWMConfig(**{"vocab_size": vocab_size, **PRESETS[model.preset], **model.overrides})
+        return LoopWMConfig(**{"vocab_size": vocab_size, **preset, **model.overrides})
     except (StrictDataclassError, TypeError, ValueError) as error:
         raise InputError(f"model.overrides: {' '.join(str(error).split())}") from error
+
+
+def tokenizer_of(model: ModelConfig) -> Path:
+    """Return the tokenizer file of a run: that of `model.weights` if its shape is used, too. Raises InputError."""
+    if model.preset != OF_WEIGHTS:
+        return TOKENIZER_FILE
+    file = Path(model.weights) / TOKENIZER_FILE.name
+    # Checkpoints spell the frozen tokenizer in another way than its file, of which shards have the hash.
+    frozen = load_tokenizer(file).get_vocab() == load_tokenizer().get_vocab()
+    return TOKENIZER_FILE if frozen else file
 
 
 def new_model(
@@ -104,7 +118,7 @@ def new_model(
     if config.model.weights:
         initial, its_tokenizer = load_checkpoint(Path(config.model.weights))
         if its_tokenizer.get_vocab() != tokenizer.get_vocab():
-            raise InputError(f"model.weights: must have the frozen tokenizer, got another in {config.model.weights}")
+            raise InputError(f"model.weights: must have the run's tokenizer, got another in {config.model.weights}")
         try:
             gate = "model.core.gate."
             model.load_state_dict({k: weight for k, weight in initial.state_dict().items() if not k.startswith(gate)})
@@ -126,7 +140,8 @@ class TextProgram:
             raise InputError("data.train: must name a shard folder, got none")
         self.config = config
         self.micro_batches = config.batch.micro_batches
-        self.tokenizer = load_tokenizer()
+        self.tokenizer_file = tokenizer_of(config.model)
+        self.tokenizer = load_tokenizer(self.tokenizer_file)
         self.model_config = model_config(config.model, len(self.tokenizer))
         self.ramp = MeanRamp(1.0, self.model_config.mu_rec, config.depth.ramp_steps, config.depth.ramp_start)
         if self.model_config.exit_gate:
@@ -134,11 +149,12 @@ class TextProgram:
             raise InputError("model.overrides.exit_gate: must be false, got true (use python -m lab fit-gate)")
         self._check_heads()
         self.objective = TextObjective(new_model(self.model_config, config, self.tokenizer), config.objective)
-        episodes = _episodes(config.data.train, config.data.folder_weights)
+        made_with = tokenizer_hash(self.tokenizer_file)
+        episodes = _episodes(config.data.train, config.data.folder_weights, made_with)
         self.training_episodes = self._training_episodes()
         self._check_names(episodes)
         self.train_stream = self._stream(episodes, config.run.seed)
-        self.dev_stream = self._stream(_episodes(config.data.dev), DEV_SEED) if config.data.dev else None
+        self.dev_stream = self._stream(_episodes(config.data.dev, {}, made_with), DEV_SEED) if config.data.dev else None
 
     def _training_episodes(self) -> TrainingEpisodes | None:
         """Return the episodes of the data and of the initial weights; None if the weights have no record of theirs."""
@@ -280,26 +296,30 @@ class TextProgram:
     def provenance(self) -> dict[str, Any]:
         folders = (*self.config.data.train, *self.config.data.dev)
         shards = {folder: json.loads((Path(folder) / "index.json").read_text())["shards"] for folder in folders}
-        return {"tokenizer_hash": tokenizer_hash(), "data": shards}
+        return {"tokenizer_hash": tokenizer_hash(self.tokenizer_file), "data": shards}
 
     def export(self, folder: Path) -> None:
         export_model(self.objective.model, self.tokenizer, folder, self.training_episodes)
 
 
-def _episodes(folders: Sequence[str], weights: Mapping[str, float] = MappingProxyType({})) -> list[TokenEpisode]:
+def _episodes(folders: Sequence[str], weights: Mapping[str, float], made_with: str) -> list[TokenEpisode]:
     return [
         replace(episode, weight=weights.get(folder, 1.0))
         for folder in folders
-        for episode in read_shards(Path(folder), tokenizer_hash())
+        for episode in read_shards(Path(folder), made_with)
     ]
 
 
 def export_model(
-    model: LoopWMForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path, episodes: TrainingEpisodes | None = None
+    model: LoopWMForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    folder: Path,
+    episodes: TrainingEpisodes | None = None,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> None:
     """Write a model in Hugging Face form, with tokenizer and training episodes if known.
 
-    Parameters are bfloat16, in shards of at most 8 MiB.
+    Parameters are of `dtype`, in shards of at most 8 MiB, or an eighth of a large model.
 
     The folder appears complete or not at all.
     """
@@ -310,7 +330,8 @@ def export_model(
     published.load_state_dict(model.state_dict())
     tokenizer.chat_template = chat_template(model.config.slots)
     with writing(folder):
-        published.bfloat16().save_pretrained(temporary, max_shard_size="8MB")
+        published.to(dtype=dtype)  # type: ignore[call-arg]  # wrapped by transformers
+        published.save_pretrained(temporary, max_shard_size=max(8_000_000, published.num_parameters() // 4))
         tokenizer.save_pretrained(temporary)
         if episodes is not None:
             episodes.save(temporary)
