@@ -4,25 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from functools import partial
 from pathlib import Path
 
 from eval.models.options import positive
-from loopwm.records.errors import InputError
 from loopwm.records.files import write_json
 
 EXAMPLE = "python -m eval pixels play --run runs/agent --out runs/agent/play.json"
-
-RENAMED = {
-    "sheet": "lab pixels filmstrip",
-    "claims": "lab pixels paper-claims",
-    "recall": "lab pixels memory-recall",
-    "choice": "lab pixels memory-choice",
-    "coin": "lab pixels calibration",
-    "trust": "lab pixels rollout-curve",
-    **{name: f"lab pixels {name}" for name in ("accuracy", "memory", "curve", "filmstrip", "film", "record", "atari")},
-}
-"""Tasks of earlier releases and the commands that replace them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,19 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     play.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     play.add_argument("--out", type=Path, required=True, help="file of results")
     play.set_defaults(work=_play)
-    for name, command in RENAMED.items():
-        # Without prefix characters the parser accepts all options of the old command, so `run` can name the new one.
-        renamed = tasks.add_parser(name, prefix_chars="\0", add_help=False)
-        renamed.add_argument("rest", nargs="*")
-        renamed.set_defaults(work=partial(_refuse_renamed, name, command))
 
 
 def run(args: argparse.Namespace) -> None:
     args.work(args)
-
-
-def _refuse_renamed(name: str, command: str, args: argparse.Namespace) -> None:
-    raise InputError(f"eval pixels {name}: use python -m {command}")
 
 
 def _play(args: argparse.Namespace) -> None:

@@ -93,6 +93,13 @@ def _add_probes(tasks: Tasks) -> None:
     curve.add_argument("--rollouts", type=positive, default=500, help="default: %(default)s")
     curve.add_argument("--steps", type=positive, default=16, help="steps of a rollout (default: %(default)s)")
     curve.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    purpose = "package an agent's world for loopwm.pixel.gym, with a card of its errors by imagined age"
+    package = add_task(tasks, "package", _package, purpose, "checkpoint folder to write")
+    package.add_argument("--run", type=Path, required=True, dest="folder", help="folder of a finished run of an agent")
+    package.add_argument("--starts", type=positive, default=32, help="episodes to start in (default: %(default)s)")
+    package.add_argument("--rollouts", type=positive, default=2000, help="of each policy (default: %(default)s)")
+    package.add_argument("--steps", type=positive, default=8, help="steps of a rollout (default: %(default)s)")
+    package.add_argument("--seed", type=int, default=1000, help="default: %(default)s")
     oracle = add_task(tasks, "oracle", _oracle, "train an agent in the simulator instead of a world", "run folder")
     oracle.add_argument("--config", type=Path, required=True, help="YAML file, see configs/studies/oracle-catch.yaml")
     oracle.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to the configuration")
@@ -168,6 +175,13 @@ def _rollout_curve(args: argparse.Namespace) -> None:
     from lab.pixels.rollout_curve import measure
 
     write_rows(args.out, measure(args.folder, args.rollouts, args.steps, args.seed))
+
+
+def _package(args: argparse.Namespace) -> None:
+    from lab.pixels.packaged_world import package
+
+    card = package(args.folder, args.out, args.starts, args.rollouts, args.steps, args.seed)
+    print(json.dumps(card, indent=1))
 
 
 def _reality_gap(args: argparse.Namespace) -> None:

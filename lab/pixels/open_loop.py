@@ -21,7 +21,7 @@ from loopwm.pixel.replay import Replay, as_learned
 
 @dataclass(frozen=True)
 class OpenLoopRollouts:
-    """Real and imagined columns, each (B, T): reward, end, whole, and valid, False after a row's first end.
+    """Real and imagined columns, each (B, T): reward, end, whole, exact, and valid, False after a row's first end.
 
     Worlds imagine no truncation, so it does not count as an end, but steps after it are invalid.
     """
@@ -47,8 +47,8 @@ class OpenLoopRollouts:
 
 
 def means(part: dict[str, NDArray[Any]], name: str, axis: int | None = None) -> Any:
-    """Return means of a column over valid rows; final frames count neither as whole nor as broken."""
-    counted = part["valid"] & ~part["end"] if name == "whole" else part["valid"]
+    """Return means of a column over valid rows; final frames count neither as whole or exact nor as broken."""
+    counted = part["valid"] & ~part["end"] if name in ("whole", "exact") else part["valid"]
     with np.errstate(invalid="ignore"):  # no valid row at an age: NaN
         return (part[name] * counted).sum(axis) / counted.sum(axis)
 
@@ -104,8 +104,11 @@ def open_loop_rollouts(
     # Worlds are not trained on final frames, so these do not set the range of pixel counts.
     inside = segments.obs.reshape(-1, *segments.obs.shape[2:])
     terminated, over = segments.terminated[:, ages], segments.terminated[:, ages] | segments.truncated[:, ages]
-    real = {"reward": segments.reward[:, ages], "end": terminated, "whole": np.ones_like(over), "valid": _valid(over)}
-    imagined = {"reward": reward, "end": end, "whole": whole(frames, inside), "valid": _valid(end)}
+    true = np.ones_like(over)
+    real = {"reward": segments.reward[:, ages], "end": terminated, "whole": true, "exact": true, "valid": _valid(over)}
+    # A frame after a real end is another episode's, so an imagined one that goes on beyond it is not exact.
+    exact = (frames == segments.next_obs[:, ages]).all((2, 3, 4)) & real["valid"]
+    imagined = {"reward": reward, "end": end, "whole": whole(frames, inside), "exact": exact, "valid": _valid(end)}
     return OpenLoopRollouts(real, imagined)
 
 

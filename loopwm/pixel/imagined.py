@@ -99,7 +99,7 @@ class ImaginedVectorEnv(VectorEnv[Array, Array, Array], Generic[S]):
     observation, context_action (context - 1,) and context_first (context,), with gymnasium's masks.
     """
 
-    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012 - the base class declares it so
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": ["rgb_array"]}  # noqa: RUF012
 
     def __init__(
         self,
@@ -109,17 +109,20 @@ class ImaginedVectorEnv(VectorEnv[Array, Array, Array], Generic[S]):
         context: int,
         horizon: int,
         device: torch.device | str = "cpu",
+        render_mode: str | None = None,
     ) -> None:
         """Create the environment.
 
         Raises:
-            InputError: the replay is of another environment, or a count is below 1
+            InputError: the replay is of another environment, a count is below 1, or the render mode is unknown
         """
+        if render_mode not in (None, "rgb_array"):
+            raise InputError(f"render_mode: must be rgb_array or None, got {render_mode!r}")
         for name, value in (("num_envs", num_envs), ("context", context), ("horizon", horizon)):
             if value < 1:
                 raise InputError(f"{name}: must be at least 1, got {value}")
         world.space.require(replay.space, "replay")
-        self.num_envs, self.space = num_envs, world.space
+        self.num_envs, self.space, self.render_mode = num_envs, world.space, render_mode
         self.single_observation_space = spaces.Box(0, 255, world.space.frame_shape, np.uint8)
         self.single_action_space = spaces.Discrete(world.space.actions)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
@@ -170,6 +173,12 @@ class ImaginedVectorEnv(VectorEnv[Array, Array, Array], Generic[S]):
             self._restart(over, obs, infos)
         return obs, reward, terminated, truncated, infos
 
+    def render(self) -> tuple[Array, ...] | None:
+        """Return the current frames as RGB, None without a render mode or before the first reset."""
+        if self.render_mode is None or self._state is None:
+            return None
+        return tuple(map(painted, self._world.show(self._state).cpu().numpy()))
+
     def _restart(self, rows: NDArray[np.int64], obs: Array, infos: dict[str, Any]) -> None:
         """Restart the worlds of `rows` and write their frames into obs (B, H, W, C)."""
         assert self._state is not None
@@ -190,6 +199,14 @@ class ImaginedVectorEnv(VectorEnv[Array, Array, Array], Generic[S]):
             self._add_info(infos, context, row)
         obs, action, first = (torch.from_numpy(x).to(self._device) for x in (segments.obs, actions, segments.first))
         return segments.obs[:, -1], self._world.start(obs, action, first, self._generator)
+
+
+def painted(frame: Array) -> Array:
+    """Convert a frame uint8 (H, W, C) to RGB: one channel to grey, more than three to hues, the brightest on top."""
+    channels = frame.shape[2]
+    turns = np.arange(channels)[:, None] / channels - np.arange(3) / 3
+    colours = np.eye(3) if channels == 3 else np.ones((1, 3)) if channels == 1 else (1 + np.cos(2 * np.pi * turns)) / 2
+    return (frame[..., None] * colours).max(2).astype(np.uint8)
 
 
 class Policy(Protocol):

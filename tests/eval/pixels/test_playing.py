@@ -8,7 +8,6 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from eval.__main__ import main
 from eval.pixels import playing
-from eval.pixels.command import RENAMED
 from eval.pixels.playing import crafter_score, evaluate, play_real
 from loopwm.pixel.agents.agent_trainer import AgentTrainer
 from loopwm.pixel.imagined import RandomPolicy
@@ -67,9 +66,3 @@ def test_a_run_that_has_not_ended_is_refused(tmp_path, monkeypatch, capsys):
         evaluate(tmp_path / "run", 1, 0)
     assert main(["pixels", "play", "--run", str(tmp_path / "none"), "--out", str(tmp_path / "out.json")]) == 2
     assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'none' / 'config.yaml'}: ")
-
-
-@pytest.mark.parametrize(("name", "command"), RENAMED.items())
-def test_renamed_task_prints_new_command_with_status_2(name, command, capsys):
-    assert main(["pixels", name, "--model", "x", "NAME=DIR", "--out", "y"]) == 2
-    assert capsys.readouterr().err == f"error: eval pixels {name}: use python -m {command}\n"

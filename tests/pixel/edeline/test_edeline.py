@@ -281,6 +281,8 @@ def test_the_own_frame_stays_within_its_episode(monkeypatch):
     monkeypatch.setattr(system, "frame_loss", frame_loss)
     system.loss(steps._replace(first=everywhere), 1, seeded())
     assert not (seen[1][:, -1] == 0.123).any()
+    assert not seen[0][:, :-1].any()  # nor do frames of other episodes condition
+    assert seen[0][:, -1].any()
 
 
 def test_the_denoised_frame_carries_no_gradient():
