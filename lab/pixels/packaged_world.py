@@ -80,14 +80,12 @@ def rows(
     world: FrameWorld[Any], play: Replay, count: int, context: int, ages: int, seed: int
 ) -> list[dict[str, float | int | None]]:
     """Return a row for each age: figures of real and imagined steps, and the share of exact frames."""
-    rollouts = open_loop_rollouts(world, play, count, context, ages, np.random.default_rng(seed), torch.device("cpu"))
-    columns: dict[str, Any] = {"n_real": rollouts.real["valid"].sum(0), "n_imagined": rollouts.imagined["valid"].sum(0)}
+    compared = open_loop_rollouts(world, play, count, context, ages, np.random.default_rng(seed), torch.device("cpu"))
+    real, imagined = compared.real, compared.imagined
+    columns: dict[str, Any] = {"n_real": real["valid"].sum(0), "n_imagined": imagined["valid"].sum(0)}
     for name in ("reward", "end"):
-        columns |= {
-            f"{name}_real": means(rollouts.real, name, 0),
-            f"{name}_imagined": means(rollouts.imagined, name, 0),
-        }
-    columns |= {"whole": means(rollouts.imagined, "whole", 0), "exact": means(rollouts.imagined, "exact", 0)}
+        columns |= {f"{name}_real": means(real, name, 0), f"{name}_imagined": means(imagined, name, 0)}
+    columns |= {name: means(imagined, name, 0) for name in ("whole", "exact")}
     return [{"age": age + 1} | {name: _plain(column[age]) for name, column in columns.items()} for age in range(ages)]
 
 
