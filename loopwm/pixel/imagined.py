@@ -134,11 +134,7 @@ class ImaginedVectorEnv(VectorEnv[Array, Array, Array], Generic[S]):
         self._age = np.zeros(num_envs, dtype=np.int64)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
-        """Start all worlds anew.
-
-        Raises:
-            InputError: the replay has no `context` consecutive steps
-        """
+        """Start all worlds anew. Raises InputError if the replay has no `context` consecutive steps."""
         super().reset(seed=seed)
         if seed is not None or self._state is None:  # else the random state continues, as in Gymnasium
             self._generator.manual_seed(int(self.np_random.integers(2**62)))
@@ -149,11 +145,7 @@ class ImaginedVectorEnv(VectorEnv[Array, Array, Array], Generic[S]):
         return obs, infos
 
     def step(self, actions: Array) -> Step:
-        """Step all worlds. actions: (B,).
-
-        Raises:
-            InputError: an action is outside the space, or `reset` was not called
-        """
+        """Step all worlds. actions: (B,). Raises InputError for one outside the space, or before `reset`."""
         actions = np.asarray(actions, dtype=np.int64)
         if self._state is None:
             raise InputError("step: call reset first")

@@ -52,11 +52,7 @@ class PixelProgram:
     loader_state_type = NoLoaderState
 
     def __init__(self, config: PixelTrainingConfig) -> None:
-        """Load the data and create the system.
-
-        Raises:
-            InputError: a section does not fit; the message names its key
-        """
+        """Load the data and create the system. Raises InputError, naming the key, if a section does not fit."""
         self.config = config
         self.micro_batches = config.batch.micro_batches
         self.train = _replay(config.data.train, "data.train")

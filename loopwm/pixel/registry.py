@@ -26,11 +26,7 @@ LEARNERS = {
 
 
 def named(registry: Mapping[str, str], name: str, key: str) -> Any:
-    """Import the class registered under `name`.
-
-    Raises:
-        InputError: `name` is not registered; the message names `key`
-    """
+    """Import the class registered under `name`. Raises InputError, naming `key`, if there is none."""
     if name not in registry:
         raise InputError(f"{key}: must be one of {', '.join(registry)}, got {name!r}")
     module, _, attribute = registry[name].partition(":")

@@ -156,11 +156,7 @@ class Replay:
 
     @classmethod
     def from_folder(cls, folder: Path) -> Replay:
-        """Load all episodes of a folder in name order as one stream.
-
-        Raises:
-            InputError: the folder has no episodes, or episodes of several environments
-        """
+        """Load the episodes of a folder by name as one stream. Raises InputError if they are none, or not of one space."""
         files = episode_files(folder)
         replay = cls(read_episode(files[0]).space, sum(map(count_steps, files)))
         for path in files:
@@ -279,11 +275,7 @@ class Replay:
 
     @classmethod
     def load(cls, folder: Path, state: dict[str, Any]) -> Replay:
-        """Restore the replay from the state that `save` returned.
-
-        Raises:
-            InputError: a file is missing or damaged; the message names it
-        """
+        """Restore the replay from the state of `save`. Raises InputError, naming the file, if one cannot be read."""
         space = FrameSpace(**{**state["space"], "frame_shape": tuple(state["space"]["frame_shape"])})
         replay = cls(space, state["capacity"])
         for number, stream, fresh in state["pieces"]:

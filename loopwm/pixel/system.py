@@ -98,11 +98,7 @@ class PixelSystem(nn.Module):
         return {}
 
     def take_prepared(self, prepared: Prepared) -> None:
-        """Restore the tensors of `prepared`.
-
-        Raises:
-            ValueError: they belong to other settings
-        """
+        """Restore the tensors of `prepared`. Raises ValueError if they belong to other settings."""
         if prepared:
             raise ValueError(f"{min(prepared)}: must be absent, since {self.name} prepares nothing")
 
@@ -130,20 +126,12 @@ class PixelSystem(nn.Module):
 
 
 def system_class(name: str) -> type[PixelSystem]:
-    """Return the class of a system.
-
-    Raises:
-        InputError: the system is not registered
-    """
+    """Return the class of a system. Raises InputError if the system is not registered."""
     return cast("type[PixelSystem]", named(SYSTEMS, name, "system"))
 
 
 def make_system(name: str, config: Any, objective: Any, space: FrameSpace) -> PixelSystem:
-    """Create an untrained model.
-
-    Raises:
-        InputError: a key does not fit the space; the message names it
-    """
+    """Create an untrained model. Raises InputError if a key does not fit the space; the message names it."""
     try:
         return system_class(name)(config, objective, space)
     except ValueError as error:
@@ -171,11 +159,7 @@ RETIRED: dict[str, Any] = {
 
 
 def drop_retired(sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sections without retired keys.
-
-    Raises:
-        InputError: a retired key has another value than the one that is left
-    """
+    """Return the sections without retired keys. Raises InputError for one whose value is not the one left."""
     current = copy.deepcopy(dict(sections))  # callers keep theirs
     for path, left in RETIRED.items():
         *parents, leaf = path.split(".")

@@ -41,11 +41,7 @@ POSITIVE = {
 
 @dataclass(frozen=True)
 class PixelTrainingConfig:
-    """Configuration of a world-model training run.
-
-    Raises:
-        InputError: a value is out of range
-    """
+    """Configuration of a world-model training run. Raises InputError if a value is out of range."""
 
     system: str = "twisted"
     model: Any = None

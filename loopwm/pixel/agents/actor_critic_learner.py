@@ -222,11 +222,7 @@ class ActorCriticAgent:
     sections: ClassVar[Mapping[str, type]] = {"actor_critic": ActorCriticConfig}
 
     def __init__(self, config: Any, space: FrameSpace, width: int) -> None:
-        """Create network and optimiser.
-
-        Raises:
-            InputError: the agent has neither frames nor features to read
-        """
+        """Create network and optimiser. Raises InputError if the agent has neither frames nor features to read."""
         settings: ActorCriticConfig = config.actor_critic
         self._reads_frames = bool(settings.channels)
         if not (self._reads_frames or width):

@@ -123,11 +123,7 @@ def initial_system(config: AgentConfig, space: FrameSpace) -> PixelSystem:
 
 
 def require_same(section: str, ours: Any, theirs: Any, folder: Path) -> None:
-    """Compare two configuration sections.
-
-    Raises:
-        InputError: a key differs; the message names the first one
-    """
+    """Compare two configuration sections. Raises InputError if a key differs; the message names the first one."""
     for field in fields(ours):
         here, there = getattr(ours, field.name), getattr(theirs, field.name)
         if here != there:

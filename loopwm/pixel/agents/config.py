@@ -99,11 +99,7 @@ POSITIVE = {
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """Configuration of an agent's run.
-
-    Raises:
-        InputError: a value is out of range
-    """
+    """Configuration of an agent's run. Raises InputError if a value is out of range."""
 
     system: str = "twisted-agent"
     learner: str = "ppo"

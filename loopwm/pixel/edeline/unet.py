@@ -61,11 +61,7 @@ class UNetConfig:
                 raise ValueError(f"channels: must be divisible by heads ({self.heads}), got {width}")
 
     def check(self, frame_shape: tuple[int, int, int]) -> None:
-        """Check that frames can be halved once per level.
-
-        Raises:
-            ValueError: a side is not divisible
-        """
+        """Check that frames can be halved once per level. Raises ValueError if a side is not divisible."""
         unit = self.stem * 2 ** (len(self.channels) - 1)
         for side in frame_shape[:2]:
             if side % unit:

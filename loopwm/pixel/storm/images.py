@@ -42,11 +42,7 @@ class StridedImages(Images):
     """Strided encoder and decoder of tables 2 and 3, compared by squared error."""
 
     def __init__(self, frame_shape: tuple[int, int, int], latent: int, stem: int, halvings: int) -> None:
-        """Create the networks.
-
-        Raises:
-            ValueError: the strides do not divide the frame
-        """
+        """Create the networks. Raises ValueError if the strides do not divide the frame."""
         super().__init__()
         height, width, channels = frame_shape
         step = 2**halvings
@@ -83,11 +79,7 @@ class SmallImages(Images):
     """Encoder and decoder of binary frames up to 16 pixels: two full-resolution convolutions each."""
 
     def __init__(self, frame_shape: tuple[int, int, int], latent: int, stem: int, halvings: int) -> None:
-        """Create the networks.
-
-        Raises:
-            ValueError: the frame is larger
-        """
+        """Create the networks. Raises ValueError if the frame is larger."""
         super().__init__()
         height, width, channels = frame_shape
         if max(height, width) > SMALL:

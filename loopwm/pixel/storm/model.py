@@ -107,11 +107,7 @@ class Storm(nn.Module):
     """Images, action mixer, sequence model and heads (STORM, tables 4, 5, 7 and 8)."""
 
     def __init__(self, config: StormConfig, space: FrameSpace) -> None:
-        """Create the network.
-
-        Raises:
-            ValueError: a key does not fit the frames; the message names it
-        """
+        """Create the network. Raises ValueError if a key does not fit the frames; the message names it."""
         super().__init__()
         self.config, self.actions = config, space.actions
         latent, dim = config.groups * config.classes, config.dim

@@ -35,11 +35,7 @@ from loopwm.records.frames import FrameSpace
 
 @dataclass(frozen=True)
 class StormObjective:
-    """Coefficients of the loss (STORM, section 3.1).
-
-    Raises:
-        ValueError: a value is out of range
-    """
+    """Coefficients of the loss (STORM, section 3.1). Raises ValueError if a value is out of range."""
 
     dynamics_coef: float = 0.5
     representation_coef: float = 0.1
@@ -77,11 +73,7 @@ class StormSystem(PixelSystem):
         self.width = config.groups * config.classes + config.dim
 
     def loss(self, batch: FrameBatch, depth: Depth, generator: torch.Generator) -> tuple[Tensor, Diagnostics]:
-        """Compute the loss.
-
-        Raises:
-            InputError: the segments are longer than the learned positions
-        """
+        """Compute the loss. Raises InputError if the segments are longer than the learned positions."""
         c, network, steps = self.objective, self.network, batch.action.shape[1]
         if steps > self.config.positions:
             raise InputError(f"steps: segments must be at most model.positions ({self.config.positions}), got {steps}")
@@ -156,22 +148,14 @@ class StormWorld:
     """`LatentWorld` whose policies act on [z_t, h_{t-1}]."""
 
     def __init__(self, system: StormSystem, sampling: StormSampling) -> None:
-        """Create the world.
-
-        Raises:
-            ValueError: the model does not allow the depth
-        """
+        """Create the world. Raises ValueError if the model does not allow the depth."""
         self.system, self.network, self.space = system, system.network, system.space
         self.width, self._choose = system.width, LATENTS[sampling.latents]
         self.depth = system.config.default_depth
 
     @torch.no_grad()
     def start(self, obs: Tensor, action: Tensor, first: Tensor, generator: torch.Generator) -> StormState:
-        """Return the state after a context of frames.
-
-        Raises:
-            InputError: there are more frames than learned positions
-        """
+        """Return the state after a context of frames. Raises InputError for more than learned positions."""
         (batch, steps), c = first.shape, self.system.config
         if steps > c.positions:
             raise InputError(f"context: must be at most model.positions ({c.positions}) frames, got {steps}")

@@ -130,11 +130,7 @@ class PatchTokenizer:
         return self._codes
 
     def take_codes(self, codes: Tensor) -> None:
-        """Replace the codes by those of another tokenizer.
-
-        Raises:
-            ValueError: they belong to other settings
-        """
+        """Replace the codes by those of another tokenizer. Raises ValueError if they belong to other settings."""
         if codes.dtype != torch.uint8 or codes.shape[1:] != self._codes.shape[1:] or len(codes) > self.capacity:
             raise ValueError(f"codes: must fit the tokenizer's settings, got {codes.dtype} {tuple(codes.shape)}")
         self._codes = codes
