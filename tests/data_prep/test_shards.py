@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from data_prep.__main__ import main
 from data_prep.environments import declared
-from data_prep.tokenize import TOKENIZER_FILE, LineEncoder
+from data_prep.tokenize import TOKENIZER_FILE, LineEncoder, encode_episode
 from loopwm.records.episodes import Episode, Step, read_episodes, write_episodes
 from loopwm.records.shards import PARTS, check_shards, read_shards
 from loopwm.records.template import clean
@@ -23,6 +23,7 @@ from loopwm.records.training_episodes import episode_hash
 from loopwm.text.model.tokenizer import tokenizer_hash
 from tests.fixtures.episodes import make_episode
 from tests.fixtures.rows import texts_of
+from tests.fixtures.shards import toy_episode
 
 FIELDS = {LOOK: "look", INVENTORY: "inventory", OBSERVATION: "observation", ACTION: "action"}
 
@@ -146,6 +147,16 @@ def test_line_encoder_joined_breaks_equals_whole_texts() -> None:
     encoder = LineEncoder(tokenizer)
     assert encoder.encode([text, text]) == [encoding.ids] * 2
     assert encoder.token_ends(text) == [end for _, end in encoding.offsets]
+
+
+def test_tokens_of_a_large_vocabulary_keep_their_ids() -> None:
+    tokenizer = Tokenizer.from_file(str(TOKENIZER_FILE))
+    tokenizer.add_tokens([f"#{i}" for i in range(1 << 16)])
+    episode = replace(toy_episode(0), goal="#65535")
+    arrays = encode_episode(LineEncoder(tokenizer), episode)
+    assert arrays.tokens.dtype == np.uint32
+    assert arrays.tokens.max() == tokenizer.get_vocab_size() - 1
+    assert encode_episode(LineEncoder(Tokenizer.from_file(str(TOKENIZER_FILE))), episode).tokens.dtype == np.uint16
 
 
 def test_state_queries_alfworld_splits_place_and_views() -> None:

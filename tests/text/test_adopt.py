@@ -11,12 +11,18 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import loopwm
+from data_prep.__main__ import main as prepare
 from loopwm.core import Fixed, KVCache
+from loopwm.records.episodes import write_episodes
 from loopwm.records.template import SPECIAL_TOKENS, Context, Transition, clean, render_prompt
 from loopwm.text.adopt import adopt, chosen_layers, main
 from loopwm.text.model.checkpoint import load_checkpoint
+from loopwm.text.model.tokenizer import load_tokenizer
+from loopwm.text.training.export import main as export
 from loopwm.text.world import WorldModel
+from loopwm.training.__main__ import main as train
 from tests.fixtures.decoders import LLAMA3, TEXTS, YARN, save_decoder
+from tests.fixtures.shards import toy_episode
 
 SIZES = ["--prelude", "1", "--block", "2", "--coda", "1"]
 LAYERS = [0, 2, 3, 5]
@@ -136,6 +142,31 @@ def test_a_training_step_lowers_the_loss_on_its_batch(folders):
         optimizer.step()
     assert losses[1] < losses[0]
     assert model.model.core.injection.a.grad.abs().sum() > 0
+
+
+def test_an_adopted_model_is_trained_and_exported(qwen, tmp_path, capsys):
+    adopt(qwen, tmp_path / "adopted", 1, 2, 1)
+    write_episodes(tmp_path / "episodes.jsonl", map(toy_episode, range(8)))
+    tokenizer_file, shards = tmp_path / "adopted" / "tokenizer.json", tmp_path / "shards"
+    command = ["tokenize", "--episodes", str(tmp_path / "episodes.jsonl"), "--tokenizer", str(tokenizer_file)]
+    assert prepare([*command, "--out", str(shards)]) == 0
+    weights, run = f"model.weights={tmp_path / 'adopted'}", tmp_path / "run"
+    sizes = ["batch.rows=2", "batch.tokens=64", "batch.micro_batches=1", "data.trunk_tokens_min=64", "run.steps=2"]
+    data = [f"data.train=[{shards}]", "data.dev=[]", "run.mixed_precision='no'"]
+    assert train(["--config", "configs/text-from-pretrained.yaml", "--out", str(run), weights, *sizes, *data]) == 0
+    assert export(["--checkpoint", str(run / "checkpoints" / "step-00000002"), "--out", str(tmp_path / "again")]) == 0
+    model, tokenizer = load_checkpoint(run / "model")
+    again, _ = load_checkpoint(tmp_path / "again")
+    assert (model.config.default_depth, model.config.max_loops, again.config.default_depth) == (4, 8, 4)
+    assert tokenizer.get_vocab() == load_tokenizer(tokenizer_file).get_vocab()
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), again.parameters(), strict=True))
+    start, _ = load_checkpoint(tmp_path / "adopted")
+    assert not torch.equal(start.model.norm.weight, model.model.norm.weight)
+    capsys.readouterr()
+    frozen = ["model.preset=tiny", "model.overrides={prediction_heads: true}", *data]
+    other = ["--config", "configs/text-from-pretrained.yaml", "--out", str(tmp_path / "other")]
+    assert train([*other, weights, *frozen]) == 2
+    assert "run's tokenizer" in capsys.readouterr().err
 
 
 def test_bfloat16_weights_stay_bfloat16(qwen, tmp_path):
