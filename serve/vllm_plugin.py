@@ -3,9 +3,10 @@
 vLLM calls `register` in each of its processes (entry point group `vllm.general_plugins`); installing this project
 beside vLLM is all a user does:
 
-    python -m vllm.entrypoints.openai.api_server --model CHECKPOINT --hf-overrides '{"default_depth": 4}'
+    python -m vllm.entrypoints.openai.api_server --model CKPT --hf-overrides '{"default_depth": 2, "max_loops": 2}'
 
-The number of loops is fixed at start-up: `default_depth` of the checkpoint's configuration, or the override.
+The number of loops is fixed at start-up: `default_depth` of the checkpoint's configuration, or the override. Keys and
+values are allocated for `max_loops`.
 """
 
 from __future__ import annotations

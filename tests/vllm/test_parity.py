@@ -202,5 +202,5 @@ def test_chat_equals_completion_of_the_services_prompt(client: OpenAI) -> None:
 def test_depth_given_at_start_up_is_the_depth_decoded_with(
     checkpoint: Path, tmp_path: Path, prompts: list[list[int]], expected: dict[int, list[Decoded]]
 ) -> None:
-    with _server(checkpoint, tmp_path / "server.log", default_depth=1) as client:
+    with _server(checkpoint, tmp_path / "server.log", default_depth=1, max_loops=1) as client:
         assert _tokens(_decode_vllm(client, prompts)) == _tokens(expected[1])

@@ -107,6 +107,11 @@ class LoopWMConfig(PreTrainedConfig):
         self.num_hidden_layers = self.core.num_slots  # one entry of a cache for each
         super().__post_init__(**kwargs)
 
+    def update(self, config_dict: dict[str, Any]) -> None:
+        """Change fields; the number of slots follows. vLLM's `--hf-overrides` does so before it allocates caches."""
+        super().update(config_dict)
+        self.num_hidden_layers = self.core.num_slots
+
     def validate_architecture(self) -> None:
         """Validate the sizes; called by the strict base class. Raises ValueError naming the field."""
         if self.copy_attention and self.num_attention_heads * self.head_dim != self.hidden_size:

@@ -137,6 +137,13 @@ def test_impossible_configurations_are_refused_by_name(wrong):
         LoopWMConfig(**{**PRESETS["tiny"], **wrong})
 
 
+def test_config_updated_to_fewer_loops_has_their_slots():
+    config = LoopWMConfig(**PRESETS["reference"])
+    config.update({"default_depth": 2, "max_loops": 2})
+    assert (config.default_depth, config.num_hidden_layers) == (2, 3 + 2 * 2)
+    assert len(LoopWMForCausalLM(config).model.slots) == 7
+
+
 @pytest.mark.parametrize("name", ["carry_state", "zoh"])
 def test_config_with_retired_switch_loads_only_at_its_default(folder, tmp_path, name):
     target = damaged(folder, tmp_path / "checkpoint", lambda t: edit_config(t, **{name: False}))
