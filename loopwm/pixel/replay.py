@@ -156,7 +156,7 @@ class Replay:
 
     @classmethod
     def from_folder(cls, folder: Path) -> Replay:
-        """Load the episodes of a folder by name as one stream. Raises InputError if they are none, or not of one space."""
+        """Load the episodes of a folder by name as one stream. Raises InputError for none, or of several spaces."""
         files = episode_files(folder)
         replay = cls(read_episode(files[0]).space, sum(map(count_steps, files)))
         for path in files:
