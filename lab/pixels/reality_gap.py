@@ -1,72 +1,72 @@
-"""Compare rewards and ends of imagined and real rollouts of an agent and of random play."""
+"""Compare imagined with real rollouts of an agent and of random play that start in the same states.
+
+The agent plays on for some steps; then a policy goes on in the simulator, and in worlds imagined from the last frames.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from gymnasium.vector import VectorEnv
+from numpy.typing import NDArray
 from tqdm import tqdm
 
-from eval.pixels.playing import STEPS, Trained, load_agent, read_config
-from loopwm.pixel.imagined import EnvState, ImaginedVectorEnv, Policy, RandomPolicy, Rollout, rollout
-from loopwm.pixel.replay import Replay, as_learned
+from eval.pixels.playing import STEPS, load_agent, read_config
+from eval.scores.intervals import interval95
+from loopwm.pixel.imagined import EnvState, FrameWorld, ImaginedVectorEnv, Policy, RandomPolicy, rollout
+from loopwm.pixel.replay import Replay, Segments
 from loopwm.records.errors import InputError
+from loopwm.records.frames import FrameSpace
 from loopwm.training.real_world import real_environments
 
 REPLAYED = 4 * STEPS
-"""Steps of each environment by the agent: rollouts start from places of this play, imagined and real."""
+"""Steps of each environment by the agent, at most: rollouts start from places of this play."""
 
 
 @dataclass(frozen=True)
-class RolloutStats:
-    """Statistics of rollouts from given places.
+class Contexts:
+    """Contexts (B, context) as a source of starts: row b of a vector of worlds starts in context b."""
 
-    reward: mean sum up to the first end
-    ended: share of rollouts that ended; a world that misses real ends trains agents that do not avoid them
-    """
+    space: FrameSpace
+    segments: Segments
 
-    reward: float
-    ended: float
-
-    @classmethod
-    def of(cls, rollouts: Sequence[Rollout]) -> RolloutStats:
-        reward, terminated = (
-            np.concatenate([getattr(rollout.segments, name) for rollout in rollouts])
-            for name in ("reward", "terminated")
-        )
-        alive = terminated.cumsum(1) - terminated == 0
-        return cls(float((reward * alive).sum(1).mean()), float(terminated.any(1).mean()))
+    def sample(self, batch: int, length: int, generator: np.random.Generator) -> Segments:
+        """Return the first contexts. Worlds that restart get some, too: what follows a first end does not count."""
+        return Segments(*(column[:batch, -length:] for column in vars(self.segments).values()))
 
 
-def play_imagined(agent: Trained, policy: Policy, replay: Replay, rollouts: int, seed: int) -> list[Rollout]:
-    """Play in worlds imagined from the replay."""
-    assert agent.world is not None
-    c = agent.config.imagination
-    env = ImaginedVectorEnv(agent.world, replay, c.count, c.burn_in, horizon=c.steps + 1)
-    rng = np.random.default_rng(seed)
-    return [
-        rollout(env, policy, c.steps, EnvState.reset(env, int(rng.integers(2**31))))
-        for _ in tqdm(range(rollouts), unit="rollout", desc="imagined")
-    ]
+def contexts(lead: Segments, now: EnvState, space: FrameSpace) -> Contexts:
+    """Append the current frames to what the agent played: as a start, a segment ends with the current frame."""
+    last = {name: column[:, -1:] for name, column in vars(lead).items()}
+    last |= {"obs": now.obs[:, None], "first": now.first[:, None]}
+    return Contexts(space, Segments(*(np.concatenate((vars(lead)[name], last[name]), 1) for name in last)))
 
 
-def play_on(
-    env: VectorEnv[Any, Any, Any], agent: Policy, policy: Policy, steps: int, rollouts: int, seed: int
-) -> list[Rollout]:
-    """Play a policy in the real environment from random places of the agent's play."""
-    rng, rollouts_played = np.random.default_rng(seed), []
-    for _ in tqdm(range(rollouts), unit="rollout", desc="real"):
-        lead, env_state = int(rng.integers(1, REPLAYED)), EnvState.reset(env, int(rng.integers(2**31)))
-        rollouts_played.append(rollout(env, policy, steps, rollout(env, agent, lead, env_state).env_state))
-    return rollouts_played
+def outcomes(segments: Segments) -> NDArray[np.float64]:
+    """Return the reward up to the first end, and whether there was one, by row: (B, 2)."""
+    alive = segments.terminated.cumsum(1) - segments.terminated == 0
+    return np.stack(((segments.reward * alive).sum(1), segments.terminated.any(1)), 1).astype(np.float64)
+
+
+def compare(real: NDArray[np.float64], imagined: NDArray[np.float64]) -> dict[str, Any]:
+    """Return means and paired differences, imagined minus real, with 95 % intervals, of outcomes (rows, 2)."""
+    difference, interval = (imagined - real).mean(0), interval95(imagined - real)
+    return {
+        name: {
+            "real": float(real[:, i].mean()),
+            "imagined": float(imagined[:, i].mean()),
+            "gap": float(difference[i]),
+            "ci95": interval[:, i].tolist(),
+        }
+        for i, name in enumerate(("reward", "ended"))
+    }
 
 
 def measure(folder: Path, rollouts: int, seed: int) -> dict[str, Any]:
-    """Measure mean reward and ends per step of the agent's play, real and imagined, and rollouts from places of it.
+    """Measure rewards and ends of rollouts of `imagination.steps` steps, in each environment `rollouts` times.
 
     Raises:
         InputError: the run is unfinished, or has no world
@@ -76,24 +76,30 @@ def measure(folder: Path, rollouts: int, seed: int) -> dict[str, Any]:
     agent = load_agent(folder, space, config)
     if agent.world is None:
         raise InputError(f"{folder}: the run has no world model")
-    c, chance = config.imagination, RandomPolicy(space.actions, np.random.default_rng(seed))
-    player, dreamer = agent.player(config.real.count, seed), agent.player(c.count, seed)
-    replay = Replay(space, env.num_envs * REPLAYED)
-    play = rollout(env, player, REPLAYED, EnvState.reset(env, seed)).segments
-    replay.add_segments(play, "agent", seed)
-    imagined = play_imagined(agent, dreamer, replay, rollouts, seed)
-    results: dict[str, Any] = {
-        "run": str(folder),
-        "real_reward": float(play.reward.mean()),
-        "real_ends": float(as_learned(play).terminated.mean()),
-        "imagined_reward": float(np.mean([rollout.segments.reward for rollout in imagined])),
-        "imagined_ends": float(np.mean([rollout.segments.terminated for rollout in imagined])),
-    }
-    blind = play_imagined(agent, chance, replay, rollouts, seed)
-    for name, policy, dreamed in (("agent", player, imagined), ("random", chance, blind)):
-        played = play_on(env, player, policy, c.steps, rollouts, seed)
-        results[f"{name}_rollouts"] = {
-            "real": asdict(RolloutStats.of(played)),
-            "imagined": asdict(RolloutStats.of(dreamed)),
-        }
+    context, steps = config.imagination.burn_in, config.imagination.steps
+    results: dict[str, Any] = {"run": str(folder), "starts": rollouts * env.num_envs, "steps": steps}
+    for name in ("agent", "random"):
+        rng, pairs = np.random.default_rng(seed), []
+        for _ in tqdm(range(rollouts), unit="rollout", desc=name):
+            start = int(rng.integers(2**31))
+            player = agent.player(env.num_envs, start)
+            lead = rollout(env, player, int(rng.integers(context, REPLAYED)), EnvState.reset(env, start))
+            # Random play takes the same actions in both: what differs is the world's.
+            going, dreaming = (
+                (player, agent.player(env.num_envs, start))
+                if name == "agent"
+                else (RandomPolicy(space.actions, np.random.default_rng(start)) for _ in range(2))
+            )
+            origin = contexts(lead.segments, lead.env_state, space)
+            real = rollout(env, going, steps, lead.env_state).segments
+            pairs.append((outcomes(real), outcomes(imagine(agent.world, origin, dreaming, context, steps, start))))
+        results[name] = compare(*(np.concatenate(column) for column in zip(*pairs, strict=True)))
     return results
+
+
+def imagine(world: FrameWorld[Any], origin: Contexts, policy: Policy, context: int, steps: int, seed: int) -> Segments:
+    """Play in worlds imagined from contexts, one a row."""
+    env: VectorEnv[Any, Any, Any] = ImaginedVectorEnv(
+        world, cast("Replay", origin), len(origin.segments.action), context, horizon=steps + 1
+    )
+    return rollout(env, policy, steps, EnvState.reset(env, seed)).segments

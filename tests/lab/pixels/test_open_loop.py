@@ -38,6 +38,9 @@ class TrueWorld:
             there = torch.rand(len(state), generator=generator) < 0.5
         return Imagined(there.float(), there, state)
 
+    def replace(self, state: Tensor, rows: Tensor, fresh: Tensor) -> Tensor:
+        return state.index_copy(0, rows, fresh)
+
     def show(self, state: Tensor) -> Tensor:
         frames = np.stack([drawn(place, (2, 3)) for place in state.numpy()])
         return torch.from_numpy(frames * (not self.blind))

@@ -1,32 +1,19 @@
-"""Pictures of pixel worlds, recorded episodes, and the gap between imagined and real rollouts."""
+"""Pictures of pixel worlds, and recorded episodes."""
 
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
-import numpy as np
 from PIL import Image
 
 from lab.__main__ import main
-from lab.pixels import reality_gap, record
+from lab.pixels import record
 from lab.pixels.curve import read_curve, smoothed
-from lab.pixels.reality_gap import RolloutStats, measure
 from loopwm.pixel.agents.agent_trainer import AgentTrainer
 from loopwm.records.frames import episode_files, read_episode
 from loopwm.training.__main__ import main as train
 from tests.fixtures.blocks import SPACE
 from tests.pixel.agents.test_agent_trainer import blocks, config
-
-
-def test_reality_gap_reports_both_worlds_for_both_policies(tmp_path, monkeypatch):
-    AgentTrainer(config(), blocks(4), SPACE, tmp_path / "run").run()
-    monkeypatch.setattr(reality_gap, "real_environments", lambda name, count: (blocks(count), SPACE))
-    results = measure(tmp_path / "run", 2, 0)
-    assert 0 < results["real_ends"] < 1
-    assert 0 <= results["imagined_ends"] <= 1
-    for name in ("agent_rollouts", "random_rollouts"):
-        assert all(0 <= results[name][where]["ended"] <= 1 for where in ("real", "imagined"))
 
 
 def test_a_recorded_episode_is_one_from_its_beginning_to_its_end(tmp_path, monkeypatch):
@@ -38,13 +25,6 @@ def test_a_recorded_episode_is_one_from_its_beginning_to_its_end(tmp_path, monke
     assert found.policy == "agent"
     assert found.terminated[-1] | found.truncated[-1]
     assert not (found.terminated | found.truncated)[:-1].any()
-
-
-def test_rollout_stats_count_rewards_up_to_its_first_end():
-    reward = np.array([[1.0, 2.0, 4.0], [1.0, 2.0, 4.0]])
-    terminated = np.array([[False, True, True], [False, False, False]])
-    found = SimpleNamespace(segments=SimpleNamespace(reward=reward, terminated=terminated))
-    assert RolloutStats.of([found, found]) == RolloutStats(reward=(3 + 7) / 2, ended=0.5)
 
 
 def test_filmstrip_has_rows_for_truth_and_each_sampling(frames, twisted_config, tmp_path, capsys):

@@ -233,3 +233,13 @@ def test_worlds_that_begin_anew_while_they_are_played_are_remembered_from_the_fr
     with torch.no_grad():
         _, warmed = made.network.remember(frames[:, :-1], began[:, :-1], torch.zeros(len(rows), 16))
     assert torch.allclose(data.fresh[rows, -1], warmed.masked_fill(began[:, -1:], 0), atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_world_restarted_at_an_episodes_beginning_is_empty() -> None:
+    player = agent(**FRAMES).player(2, torch.Generator(), None)
+    obs = np.random.default_rng(0).integers(256, size=(2, 3, *SPACE.frame_shape)).astype(np.uint8)
+    first = np.array([[True, False, True], [True, False, False]])
+    fresh = player._fresh(np.ones(2, dtype=bool), {"context_obs": obs, "context_first": first})
+    assert not fresh[0].any()
+    assert fresh[1].any()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from loopwm.pixel.agents import ppo
 from loopwm.pixel.agents.ppo import PPO, PPOConfig, TargetScale, Trajectories, advantages, ppo_loss
 from loopwm.pixel.agents.ppo_policy import ActorCritic, PolicyConfig, sample_action
 
@@ -143,3 +145,14 @@ def test_a_policy_with_layer_norm_learns_from_frames_of_one_channel():
     memory = policy.initial(2, torch.device("cpu"))
     policy(obs, began, memory, memory[:, None].expand(-1, 3, -1)).logits.sum().backward()
     assert all(torch.isfinite(p.grad).all() for p in policy.encoder.parameters() if p.grad is not None)
+
+
+def test_imagined_advantages_are_in_the_unit_of_real_ones(policy, monkeypatch):
+    seen, deviations = [], []
+    monkeypatch.setattr(ppo, "ppo_loss", lambda *given: seen.append(given[2]) or ppo_loss(*given))
+    for deviation in (None, 5.0):
+        learner = PPO(copy.deepcopy(policy), PAPER)
+        numbers = learner.update(made(policy), 1, 1, torch.Generator().manual_seed(0), deviation)
+        deviations.append(numbers["advantage_deviation"])
+    assert seen[0].std(correction=0).item() == pytest.approx(1, rel=1e-4)
+    assert seen[1].std(correction=0).item() == pytest.approx(deviations[1] / 5, rel=1e-4)

@@ -101,6 +101,20 @@ def test_imagining_after_real_frames_equals_the_whole(checkpoint):
     assert torch.allclose(logits.done, whole.done[:, -1], atol=1e-4)
 
 
+@torch.no_grad()
+def test_imagined_frames_are_placed_as_real_ones(checkpoint):
+    """Two imagined frames, seen again as real ones, lead to the same prediction."""
+    world, episode, chance = TwistedWorld(checkpoint, argmax), played(1000), torch.Generator()
+    obs, action = torch.from_numpy(episode.obs[:2])[None], torch.from_numpy(episode.action[:4])[None]
+    state = world.start(obs, action[:, :1], torch.tensor([[True, False]]), chance)
+    for t in (1, 2):
+        state = world.step(state, action[:, t], chance).state
+        obs = torch.cat((obs, world.show(state)[:, None]), 1)
+    again = world.start(obs, action[:, :3], torch.tensor([[True, False, False, False]]), chance)
+    ours, theirs = (checkpoint.network.step(each, action[:, 3], 2)[0].tokens for each in (state, again))
+    assert torch.allclose(ours, theirs, atol=1e-4)
+
+
 def test_training_learns_the_blocks(run):
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     first, last = (next(r for r in order if r["kind"] == "train") for order in (records, records[::-1]))

@@ -1,0 +1,54 @@
+"""Imagined against real rollouts from the same states: a perfect world has no gap."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lab.pixels import reality_gap
+from lab.pixels.reality_gap import contexts, measure, outcomes
+from loopwm.pixel.agents.agent_trainer import AgentTrainer
+from loopwm.pixel.imagined import EnvState, RandomPolicy, rollout
+from tests.fixtures.blocks import SPACE
+from tests.lab.pixels.test_open_loop import TrueWorld
+from tests.pixel.agents.test_agent_trainer import blocks, config
+
+
+@pytest.mark.parametrize("blind", [None, False, True])
+def test_a_perfect_world_has_no_gap_and_others_have(tmp_path: Any, monkeypatch: Any, blind: bool | None) -> None:
+    """blind: of a true world, None for the trained one."""
+    AgentTrainer(config(), blocks(4), SPACE, tmp_path / "run").run()
+    monkeypatch.setattr(reality_gap, "real_environments", lambda name, count: (blocks(count), SPACE))
+    if blind is not None:
+        load = reality_gap.load_agent
+        monkeypatch.setattr(reality_gap, "load_agent", lambda *a: replace(load(*a), world=TrueWorld(blind)))
+    results = measure(tmp_path / "run", 12, 0)
+    assert results["starts"] == 48
+    for name in ("agent", "random"):
+        for outcome in results[name].values():
+            assert outcome["gap"] == pytest.approx(outcome["imagined"] - outcome["real"])
+            assert outcome["ci95"][0] <= outcome["gap"] <= outcome["ci95"][1]
+    if blind is not None:
+        assert (results["random"]["ended"]["gap"] == 0) == (not blind)
+        assert (results["random"]["reward"]["ci95"] == [0, 0]) == (not blind)
+
+
+def test_a_start_ends_with_the_current_frame_of_its_row() -> None:
+    env, policy = blocks(3), RandomPolicy(SPACE.actions, np.random.default_rng(0))
+    lead = rollout(env, policy, 9, EnvState.reset(env, 0))
+    found = contexts(lead.segments, lead.env_state, SPACE).sample(3, 4, np.random.default_rng(0))
+    assert np.array_equal(found.obs[:, -1], lead.env_state.obs)
+    assert np.array_equal(found.first[:, -1], lead.env_state.first)
+    assert np.array_equal(found.obs[:, :-1], lead.segments.obs[:, -3:])
+    assert np.array_equal(found.action[:, :-1], lead.segments.action[:, -3:])
+
+
+def test_outcomes_count_up_to_the_first_end() -> None:
+    env = blocks(2)
+    played = rollout(env, RandomPolicy(4, np.random.default_rng(0)), 3, EnvState.reset(env, 0)).segments
+    reward = np.array([[1.0, 2.0, 4.0], [1.0, 2.0, 4.0]], np.float32)
+    ends = np.array([[False, True, True], [False, False, False]])
+    assert outcomes(replace(played, reward=reward, terminated=ends)).tolist() == [[3, 1], [7, 0]]
