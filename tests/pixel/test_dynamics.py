@@ -48,6 +48,14 @@ def made_frames(steps=T, coordinates=3, seed=0):
     return x, positions, first
 
 
+@torch.no_grad()
+def test_a_state_is_not_changed_by_steps_from_it(dynamics, frames):
+    x, positions, first = frames
+    state = dynamics(x[:, :2], positions[:, :2], first[:, :2], 2).state
+    ours, _, again = (dynamics.step(x[:, t], positions[:, t], first[:, t], 2, state) for t in (3, 4, 3))
+    assert torch.equal(ours.h, again.h)
+
+
 @pytest.mark.parametrize("rule", [1, 4])
 @torch.no_grad()
 def test_stepping_equals_the_whole(dynamics, frames, rule):

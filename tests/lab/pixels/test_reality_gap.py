@@ -22,11 +22,12 @@ def test_a_perfect_world_has_no_gap_and_others_have(tmp_path: Any, monkeypatch: 
     """blind: of a true world, None for the trained one."""
     AgentTrainer(config(), blocks(4), SPACE, tmp_path / "run").run()
     monkeypatch.setattr(reality_gap, "real_environments", lambda name, count: (blocks(count), SPACE))
+    monkeypatch.setattr(reality_gap, "REPLAYED", 12)
     if blind is not None:
         load = reality_gap.load_agent
         monkeypatch.setattr(reality_gap, "load_agent", lambda *a: replace(load(*a), world=TrueWorld(blind)))
-    results = measure(tmp_path / "run", 12, 0)
-    assert results["starts"] == 48
+    results = measure(tmp_path / "run", 6, 0)
+    assert results["starts"] == 24
     for name in ("agent", "random"):
         for outcome in results[name].values():
             assert outcome["gap"] == pytest.approx(outcome["imagined"] - outcome["real"])
