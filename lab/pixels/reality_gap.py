@@ -45,10 +45,17 @@ def contexts(lead: Segments, now: EnvState, space: FrameSpace) -> Contexts:
     return Contexts(space, Segments(*(np.concatenate((vars(lead)[name], last[name]), 1) for name in last)))
 
 
-def outcomes(segments: Segments) -> NDArray[np.float64]:
-    """Return the reward up to the first end, and whether there was one, by row: (B, 2)."""
-    alive = segments.terminated.cumsum(1) - segments.terminated == 0
-    return np.stack(((segments.reward * alive).sum(1), segments.terminated.any(1)), 1).astype(np.float64)
+def before_truncation(real: Segments) -> NDArray[np.bool_]:
+    """Mark the steps (B, T) that are not after a truncation of the start's own episode: worlds imagine none."""
+    cut = real.truncated & (real.terminated.cumsum(1) == 0)
+    return cut.cumsum(1) - cut == 0
+
+
+def outcomes(segments: Segments, within: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return the reward up to the first end, and whether there was one, by row: (B, 2); steps `within` (B, T) count."""
+    alive = within & (segments.terminated.cumsum(1) - segments.terminated == 0)
+    ended = (segments.terminated & alive).any(1)
+    return np.stack(((segments.reward * alive).sum(1), ended), 1).astype(np.float64)
 
 
 def compare(real: NDArray[np.float64], imagined: NDArray[np.float64]) -> dict[str, Any]:
@@ -92,7 +99,8 @@ def measure(folder: Path, rollouts: int, seed: int) -> dict[str, Any]:
             )
             origin = contexts(lead.segments, lead.env_state, space)
             real = rollout(env, going, steps, lead.env_state).segments
-            pairs.append((outcomes(real), outcomes(imagine(agent.world, origin, dreaming, context, steps, start))))
+            imagined, within = imagine(agent.world, origin, dreaming, context, steps, start), before_truncation(real)
+            pairs.append((outcomes(real, within), outcomes(imagined, within)))
         results[name] = compare(*(np.concatenate(column) for column in zip(*pairs, strict=True)))
     return results
 

@@ -28,7 +28,8 @@ class TrueWorld:
 
     def start(self, obs: Tensor, action: Tensor, first: Tensor, generator: torch.Generator) -> Tensor:
         corners = obs[:, -1, ::PATCH, ::PATCH, 0].flatten(1)
-        at = (corners == 200).long().argmax(1)
+        shown = corners == 200
+        at = torch.where(shown.any(1), shown.long().argmax(1), 2 * COLUMNS + 3)  # else the other block hides it
         return torch.stack((at // COLUMNS, at % COLUMNS), 1)
 
     def step(self, state: Tensor, action: Tensor, generator: torch.Generator) -> Imagined[Tensor]:

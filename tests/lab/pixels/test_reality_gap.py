@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lab.pixels import reality_gap
-from lab.pixels.reality_gap import contexts, measure, outcomes
+from lab.pixels.reality_gap import before_truncation, contexts, measure, outcomes
 from loopwm.pixel.agents.agent_trainer import AgentTrainer
 from loopwm.pixel.imagined import EnvState, RandomPolicy, rollout
 from tests.fixtures.blocks import SPACE
@@ -52,4 +52,8 @@ def test_outcomes_count_up_to_the_first_end() -> None:
     played = rollout(env, RandomPolicy(4, np.random.default_rng(0)), 3, EnvState.reset(env, 0)).segments
     reward = np.array([[1.0, 2.0, 4.0], [1.0, 2.0, 4.0]], np.float32)
     ends = np.array([[False, True, True], [False, False, False]])
-    assert outcomes(replace(played, reward=reward, terminated=ends)).tolist() == [[3, 1], [7, 0]]
+    cut = np.array([[False, False, True], [False, True, False]])
+    played = replace(played, reward=reward, terminated=ends, truncated=cut)
+    assert outcomes(played, np.ones((2, 3), dtype=bool)).tolist() == [[3, 1], [7, 0]]
+    assert before_truncation(played).tolist() == [[True] * 3, [True, True, False]]
+    assert outcomes(played, before_truncation(played)).tolist() == [[3, 1], [3, 0]]
