@@ -66,6 +66,7 @@ class Config:
     coda_layers: int = 1
     mu_rec: float = 2.0  # mean of the Poisson depth in training
     max_loops: int = 6
+    state_norm: bool = False  # h^(t+1) = RMSNorm(block(..)): the state keeps the size of e
     rope_theta: float = 10_000.0
     rms_norm_eps: float = 1e-6
 
@@ -154,7 +155,6 @@ class QueriesKeys(nn.Module):
         self.head_dim, self.kv_dim = c.head_dim, c.num_key_value_heads * c.head_dim
         self.q_proj = linear(c.hidden_size, c.hidden_size)
         self.k_proj = linear(c.hidden_size, self.kv_dim)
-        # These norms bound the attention scores however large the state grows.
         self.q_norm = nn.RMSNorm(c.head_dim, eps=c.rms_norm_eps)
         self.k_norm = nn.RMSNorm(c.head_dim, eps=c.rms_norm_eps)
 
@@ -251,6 +251,7 @@ class LoopWM(nn.Module):
         self.input_norm = nn.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
         self.injection = Injection(c.hidden_size)
         self.block = nn.ModuleList(Layer(c) for _ in range(c.block_layers))
+        self.state_norm = nn.RMSNorm(c.hidden_size, eps=c.rms_norm_eps) if c.state_norm else nn.Identity()
         self.C = nn.Linear(c.hidden_size, c.hidden_size, bias=False)
         nn.init.eye_(self.C.weight)
         self.coda = nn.ModuleList(Layer(c) for _ in range(c.coda_layers))
@@ -272,7 +273,7 @@ class LoopWM(nn.Module):
         h = self.injection.retention() * h + drive
         for i, layer in enumerate(self.block):
             h = layer(h, shared, ("block", i, t))
-        return h
+        return self.state_norm(h)
 
     def read_out(self, h: Tensor, embeddings: Tensor, shared: Pass) -> Tensor:
         """Return the hidden states (B, L, D) that `logits` reads (LoopWM, equation 8)."""
@@ -292,8 +293,7 @@ class LoopWM(nn.Module):
     def train_pass(self, batch: Batch, loops: Tensor, h: Tensor) -> Tensor:
         """Return hidden states (B, L, D), each row looped from h to its own depth; only the last loops carry gradients.
 
-        Rows end together: a shallow row joins late. A pass therefore costs the mean depth, not the largest one, and
-        the loops without gradients come first (Parcae, algorithm 2).
+        Rows end together, so that a pass costs the mean depth and begins without gradients (Parcae, algorithm 2).
         """
         embeddings, shared = self.embed_tokens(batch.tokens), self.shared_pass(batch.positions, batch.sees)
         drive, deepest = self.encode_input(embeddings, shared), int(loops.max())
@@ -555,8 +555,9 @@ def load_checkpoint(folder: Path) -> tuple[LoopWM, Template]:
     """Load a checkpoint of the library."""
     c = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     marks = Template(Tokenizer.from_file(str(folder / "tokenizer.json")))
-    model = LoopWM(Config(**{field.name: c[field.name] for field in fields(Config)}))
-    load_weights(model, {name: value.float() for name, value in load_file(folder / "model.safetensors").items()})
+    model = LoopWM(Config(**{field.name: c[field.name] for field in fields(Config) if field.name in c}))
+    shards = [load_file(shard) for shard in sorted(folder.glob("model*.safetensors"))]
+    load_weights(model, {name: value.float() for shard in shards for name, value in shard.items()})
     return model.eval(), marks
 
 
@@ -566,7 +567,6 @@ def load_weights(model: LoopWM, weights: dict[str, Tensor]) -> None:
     model.load_state_dict({names[name]: value for name, value in weights.items()}, strict=False)
 
 
-# --- Commands ---
 def run_training(steps: int) -> None:
     torch.manual_seed(0)
     marks = Template(Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json")))

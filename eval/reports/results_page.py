@@ -39,12 +39,14 @@ Row = Mapping[str, Any]
 SHIPPED_NAME = "loopwm-small"
 
 SUITE_TITLES = {
-    "scienceworld-500": "ScienceWorld, experts' paths",
+    "scienceworld-probe": "ScienceWorld, what people try first",
     "scienceworld-500-noisy": "ScienceWorld, noisy paths",
     "scienceworld-counterfactual": "ScienceWorld, pairs of a path and another action",
-    "alfworld-500": "ALFWorld, experts' paths",
+    "scienceworld-500": "ScienceWorld, experts' paths",
+    "alfworld-probe": "ALFWorld, what people try first",
     "alfworld-500-noisy": "ALFWorld, noisy paths",
     "alfworld-counterfactual": "ALFWorld, pairs of a path and another action",
+    "alfworld-500": "ALFWorld, experts' paths",
 }
 """Suites of the page, in its order."""
 

@@ -21,7 +21,7 @@ from loopwm.text.data.tree import START, Branch, RowPlan, TreeRow
 from loopwm.text.model.modeling import LoopWMForCausalLM
 from loopwm.text.training.loss import TextObjective
 from loopwm.text.world import WorldModel
-from tests.fixtures.models import random_model
+from tests.fixtures.models import random_model, save_checkpoint
 from tests.fixtures.rows import episode_of_texts, row_builder
 
 ROOT = Path(__file__).parents[2]
@@ -112,16 +112,30 @@ def test_minimal_loss_equals_library_for_100_steps(tokenizer, episodes, marks):
     assert found == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("threshold", [None, 0.45])
-def test_minimal_imagines_what_the_library_imagines(threshold):
+def imagined_texts(folder: Path, threshold: float | None) -> tuple[str, str]:
+    """Return the last observation of the plan by minimal and by the library, in at most 4 loops."""
     depth = 4 if threshold is None else Gate(threshold, 4)
-    library = WorldModel.from_pretrained(minimal.CHECKPOINT)
+    library = WorldModel.from_pretrained(folder)
     (texts,) = library.rollout([Context(minimal.GOAL, minimal.HALLWAY)], [minimal.PLAN], depth=depth)
-    world = minimal.World(*minimal.load_checkpoint(minimal.CHECKPOINT), 4, threshold)
+    world = minimal.World(*minimal.load_checkpoint(folder), 4, threshold)
     world.encode(minimal.GOAL, minimal.HALLWAY)
     for action in minimal.PLAN:
         world.advance(action)
-    assert world.decode() == texts[2] != ""
+    return world.decode(), texts[2]
+
+
+@pytest.mark.parametrize("threshold", [None, 0.45])
+def test_minimal_imagines_what_the_library_imagines(threshold):
+    own, expected = imagined_texts(minimal.CHECKPOINT, threshold)
+    assert own == expected != ""
+
+
+def test_minimal_normalises_the_state_and_leaves_the_loop_as_the_library(tmp_path):
+    model = random_model(num_key_value_heads=1, exit_gate=True, state_norm=True)
+    torch.nn.init.normal_(model.model.core.gate.linear.weight, std=0.1)
+    own, expected = imagined_texts(save_checkpoint(tmp_path, model), 0.5)
+    assert own
+    assert expected.startswith(own)  # no end mark: each is cut at its own length
 
 
 def test_minimal_is_at_most_600_lines():
