@@ -72,7 +72,8 @@ def adopt(source: Path, out: Path, prelude: int, block: int, coda: int) -> None:
     weights = _weights(decoder, dict(zip(layers, places, strict=True)))
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         weights[name] = with_marks(decoder.state_dict()[name], len(tokenizer), words)
-    model.load_state_dict(weights, strict=False)  # injection, C and heads keep their initial values
+    # Injection, C and heads keep their initial values; every weight of the decoder has its place.
+    assert not model.load_state_dict(weights, strict=False).unexpected_keys
     injection = model.model.core.injection
     torch.nn.init.constant_(injection.b, math.log(math.expm1(1.0)))  # dt = softplus(b) = 1
     torch.nn.init.constant_(injection.a, math.log(-math.log(INITIAL_RETENTION)))
