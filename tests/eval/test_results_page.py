@@ -100,7 +100,7 @@ def test_what_cannot_be_kept_is_one_line(finished, tmp_path, capsys) -> None:
     results = json.loads((folder / "results.json").read_text())
     (folder / "results.json").write_text(json.dumps({**results, "suite": "mine"}))
     assert main(["results", str(tmp_path / "page"), "--keep", str(folder)]) == 2
-    assert "suite: must be one of scienceworld-500" in capsys.readouterr().err
+    assert "suite: must be one of scienceworld-probe" in capsys.readouterr().err
     assert main(["results", str(tmp_path / "page"), "--keep", str(tmp_path)]) == 2
     assert "must be a finished run" in capsys.readouterr().err
     (tmp_path / "results.json").write_text("{}")

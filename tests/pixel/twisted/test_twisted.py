@@ -101,7 +101,7 @@ def test_imagining_after_real_frames_equals_the_whole(checkpoint):
     assert torch.allclose(logits.done, whole.done[:, -1], atol=1e-4)
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def test_imagined_frames_are_placed_as_real_ones(checkpoint):
     """Two imagined frames, seen again as real ones, lead to the same prediction."""
     world, episode, chance = TwistedWorld(checkpoint, argmax), played(1000), torch.Generator()
