@@ -67,6 +67,27 @@ def test_truncation_changes_gradients_so_the_comparison_above_can_fail():
     assert (gradients[0] - gradients[1]).abs().max() > 1e-3
 
 
+def test_no_gradient_passes_the_initial_state():
+    """The state may be another pass's latent: back-propagation ends at h^(0), however few the loops."""
+    core, x = random_core(), random_input(1, 3)
+    initial = torch.ones_like(x).requires_grad_()
+    plan = DepthPlan(loops=(1,), mu_bwd=1, noise_seeds=(1,))
+    core.forward_sampled(x, shared_inputs(1, 3), causal_attention, plan, initial).h.square().sum().backward()
+    assert initial.grad is None
+    assert core.injection.a.grad.any()
+
+
+def test_decay_is_exact_where_dt_underflows():
+    """dt = softplus(-110) is 0 in float32, and exp(110) infinite; their product is 1."""
+    injection = LoopedCore(CONFIG).injection
+    with torch.no_grad():
+        injection.a.fill_(110)
+        injection.b.fill_(-110)
+    torch.testing.assert_close(injection.decay(), torch.ones(CONFIG.dim))
+    injection.decay().sum().backward()
+    torch.testing.assert_close(injection.b.grad, torch.ones(CONFIG.dim))
+
+
 @pytest.mark.parametrize(("sign_a", "sign_b"), [(1, 1), (1, -1), (-1, 1), (-1, -1)])
 def test_retention_stays_inside_zero_and_one_and_state_bounded_after_a_large_gradient_step(sign_a, sign_b):
     """200 loops stay within the geometric sum |B_bar e| / (1 - A_bar): a fresh block adds nothing to it."""

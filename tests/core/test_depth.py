@@ -9,7 +9,7 @@ import torch
 from loopwm.core import (
     DepthPlan,
 )
-from loopwm.core.depth import MeanRamp
+from loopwm.core.depth import MeanRamp, backward_loops
 
 
 def test_depth_and_noise_depend_only_on_seed_step_and_global_row():
@@ -51,3 +51,7 @@ def test_the_ramp_ends_at_mu_rec():
     assert [MeanRamp(1.0, 4.0, 6).at(step) for step in (0, 2, 6, 99)] == [1.0, 2.0, 4.0, 4.0]
     assert MeanRamp(1.0, 4.0, 0).at(0) == 4.0
     assert [MeanRamp(1.0, 4.0, 0, 5).at(step) for step in (0, 4, 5)] == [1.0, 1.0, 4.0]
+
+
+def test_backward_loops_are_half_of_the_mean_rounded_up():
+    assert [backward_loops(mu_rec) for mu_rec in (1.0, 1.6, 2.0, 3.0, 4.0, 5.5)] == [1, 1, 1, 2, 2, 3]

@@ -87,7 +87,7 @@ def test_consistency_follows_its_equation_over_the_steps_between(builder, episod
     """1/(K-1) sum_{k=1}^{K-1}: neither h_0 nor h_K, and nothing of a branch of one step."""
     steps = batch_of(builder, episode).steps
     generator = torch.Generator().manual_seed(2)
-    summary, reference = (torch.randn(len(steps.row), 6, generator=generator) for _ in range(2))
+    summary, reference = (torch.randn(len(steps.row), 6, generator=generator, requires_grad=True) for _ in range(2))
     at = steps.between
     loss, numbers = consistency_loss(summary[at], reference[at], steps.deepest[at])
     expected, i = 0.0, 0
@@ -97,6 +97,9 @@ def test_consistency_follows_its_equation_over_the_steps_between(builder, episod
         i += deepest + 1
     assert loss.item() == pytest.approx(expected, rel=1e-5)
     assert numbers["consistency_loss"][1].item() == 2
+    loss.backward()
+    assert summary.grad.any()
+    assert reference.grad is None
 
 
 def test_consistency_sends_no_gradient_into_the_encoder(builder, episode):
