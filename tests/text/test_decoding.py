@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
 
 from loopwm.core import Convergence, Fixed, RaggedBatch
 from loopwm.records import template
-from loopwm.text.decoding import Hypothesis, search_beams
+from loopwm.text.decoding import Hypothesis, decode_greedily, search_beams
 from loopwm.text.world import WorldModel
 from tests.fixtures.models import random_model
 from tests.text.test_world import ACTIONS, LONG, SHORT
@@ -118,6 +119,33 @@ class Histories:
 
     def select(self, rows: torch.Tensor) -> Histories:
         return Histories([self.rows[row] for row in rows.tolist()])
+
+
+class Rows:
+    """A state of rows without keys and values."""
+
+    def __init__(self, count: int) -> None:
+        self.valid = torch.ones(count, 1, dtype=torch.bool)
+
+    def select(self, rows: torch.Tensor) -> Rows:
+        return Rows(len(rows))
+
+
+def test_greedy_row_stays_as_it_ended_while_others_go_on():
+    """An ended row is computed until half of the rows have ended; what it would say then is not kept."""
+    end, texts = 0, ([5, 0, 6, 6, 6], [7, 7, 7, 7, 0], [8, 8, 8, 0, 9])
+
+    def forward(state, tokens, step, rows):
+        logits = torch.full((len(rows), 10), -50.0)
+        for place, row in enumerate(rows):
+            logits[place, texts[row][step]] = 50.0
+        return logits, [step] * len(rows)
+
+    state: Any = Rows(3)
+    decoded = decode_greedily(forward, state, first=1, max_new_tokens=5, end=end)
+    assert [row.tokens for row in decoded] == [(5,), (7, 7, 7, 7), (8, 8, 8)]
+    assert [row.loops for row in decoded] == [(0, 1), (0, 1, 2, 3, 4), (0, 1, 2, 3)]
+    assert all(row.ended for row in decoded)
 
 
 def toy_search(logits_of, beams: int, length: int) -> Hypothesis:
