@@ -12,6 +12,8 @@ CLIENTS = {"play": ("serve.play", "serve"), "mcp": ("serve.mcp", "mcp")}
 
 def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["play"] and "--pixels" in arguments:
+        return run_main("serve.pixels.play", "pixel", arguments[1:])
     if arguments[:1] and arguments[0] in CLIENTS:
         return run_main(*CLIENTS[arguments[0]], arguments[1:])
     return run_main("serve.start", "serve", arguments)

@@ -20,7 +20,8 @@ Json = dict[str, Any]
 
 EXAMPLE = """examples:
   python -m serve play --model loopwm/pretrained
-  python -m serve play --url http://127.0.0.1:8000 --example find/0006"""
+  python -m serve play --url http://127.0.0.1:8000 --example find/0006
+  python -m serve play --pixels --help      a game of frames beside its imagined world"""
 HELP = """ACTION            imagine an action, or several separated by ;
 act ACTION        the same, for an action that begins with a word of this list
 observe ACTION    enter the real observation after an action; drops imagined steps since the last one

@@ -45,6 +45,7 @@ MAY_IMPORT = {
         "loopwm.worlds.protocol",
     ),
     "serve.http": ("serve.generation", "serve.worlds", "serve.playground", "loopwm.records"),
+    "serve.pixels": ("loopwm.pixel", "loopwm.records", "loopwm.training.real_world"),
     "serve": ("loopwm.worlds", "loopwm.text", "loopwm.core", "loopwm.records", "loopwm.runtime"),
     "lab": ("loopwm", "data_prep", "eval", "serve"),  # and nothing imports it
 }

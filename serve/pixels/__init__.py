@@ -1,0 +1,1 @@
+"""Worlds of frames, played in the terminal beside their simulators."""

@@ -1,0 +1,244 @@
+"""A game and its imagined world side by side, by scripted keys."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loopwm.__main__ import main
+from loopwm.pixel.checkpoint import load_checkpoint
+from loopwm.pixel.gym import CATCH
+from loopwm.records.errors import InputError
+from loopwm.records.files import PACKAGED
+from loopwm.records.frames import FrameSpace, episode_files, read_episode
+from loopwm.training.real_world import real_environment
+from serve.pixels.game import Game, differing
+from serve.pixels.pictures import OUTLINE, half_blocks, picture
+from serve.pixels.play import Keyboard
+
+SEED = 3
+
+
+@pytest.fixture
+def world() -> Any:
+    return load_checkpoint(CATCH).world()
+
+
+@pytest.fixture
+def game(world: Any) -> Game:
+    return Game(world, real_environment("catch"), [], SEED)
+
+
+def play(*arguments: str) -> int:
+    return main(["play", "--pixels", *arguments])
+
+
+def test_scripted_keys_show_a_line_for_each(capsys):
+    assert play("--keys", "02 1", "--seed", "1") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(",")[0] for line in lines[:-1]] == [f"step {step}" for step in range(4)]
+    assert all(re.search(r"cells that differ: \d+, diverged: \d of \d steps$", line) for line in lines[:-1])
+    assert re.fullmatch(r"diverged: \d of 3 steps, 1 episodes; \d+ frames/s of play and drawing", lines[-1])
+
+
+def test_same_actions_reach_both_sides(game):
+    paddle = 2
+    for action, move in ((0, -1), (0, -1), (0, 0), (2, 1), (1, 0)):
+        game.act(action)
+        paddle += move
+        assert [int(view.frame[-1, :, 0].argmax()) for view in game.now.sides.values()] == [paddle, paddle]
+
+
+def test_step_counts_as_diverged_when_sides_differ(game, monkeypatch):
+    game.act(1)
+    assert (game.steps, game.diverged) == (1, 0)
+    show = game._world.show
+    monkeypatch.setattr(game._world, "show", lambda state: show(state).roll(1, 2))
+    game.act(1)
+    assert (game.steps, game.diverged) == (2, 1)
+    assert game.now.cells.sum() == 4  # ball and paddle, at their real and their imagined places
+
+
+def test_end_of_one_side_only_counts_as_diverged(game, monkeypatch):
+    real_step = game._env.step
+    monkeypatch.setattr(game._env, "step", lambda action: (*real_step(action)[:2], True, False, {}))
+    game.act(1)
+    assert not game.now.cells.any()
+    assert game.diverged == 1
+
+
+def test_back_replays_the_simulator(game):
+    frames = []
+    for action in (0, 2, 2):
+        game.act(action)
+        frames.append(game.now.real.frame)
+    game.back()
+    assert np.array_equal(game.now.real.frame, frames[1])
+    game.act(2)
+    assert np.array_equal(game.now.real.frame, frames[2])
+    for _ in range(5):
+        game.back()
+    assert game.age == 0
+
+
+def test_fork_starts_the_imagined_world_from_real_frames(game, monkeypatch):
+    for _ in range(9):
+        game.act(0)
+    game.restart()
+    game.act(0)
+    show = game._world.show
+    with monkeypatch.context() as patch:
+        patch.setattr(game._world, "show", lambda state: show(state).roll(1, 2))
+        game.act(0)
+    assert game.now.cells.any()
+    game.fork()
+    assert not game.now.cells.any()
+    assert game.age == 2
+
+
+def test_action_after_an_end_begins_the_next_episode(game):
+    for _ in range(9):
+        game.act(1)
+    assert game.now.over
+    first = game.now.real.score
+    game.act(1)
+    assert abs(first) == 1
+    assert (game.age, game.episodes, game.now.real.score) == (0, 2, 0)
+
+
+def test_world_without_simulator_plays_alone(world):
+    starts = [read_episode(path) for path in episode_files(CATCH / "starts")]
+    game = Game(world, None, starts, SEED)
+    for _ in range(20):
+        game.act_randomly()
+    assert list(game.now.sides) == ["imagined"]
+    assert (game.steps, game.episodes, game.diverged) == (18, 3, 0)
+    game.fork()
+    assert picture(game.now, 2).shape[1] == 2 * 5 + 2 * 4
+
+
+def test_cells_of_large_frames_hold_several_pixels():
+    real = np.zeros((64, 63, 3), np.uint8)
+    imagined = real.copy()
+    imagined[4:8, 60:63, 1] = 255
+    imagined[20, 20] = 255  # one of sixteen pixels, below the tolerance
+    assert np.argwhere(differing(real, imagined)).tolist() == [[1, 15]]
+    assert np.argwhere(differing(imagined, real)).tolist() == [[1, 15]]
+
+
+def test_picture_outlines_cells_that_differ(game):
+    assert not (picture(game.now, 8) == OUTLINE).all(2).any()
+    game.now.imagined.frame[4, 2] = 255
+    outlined = (picture(game.now, 8) == OUTLINE).all(2)
+    assert outlined.sum() == 2 * 28  # the border of a cell of 8 x 8, on both sides
+    assert outlined[4 + 32, 4 + 16 : 4 + 24].all()
+
+
+def test_half_blocks_are_the_pixels_of_the_image():
+    image = np.arange(3 * 2 * 3, dtype=np.uint8).reshape(3, 2, 3)
+    lines = half_blocks(image, 80, 24)
+    assert lines[0].startswith("\x1b[38;2;0;1;2;48;2;6;7;8m▀\x1b[38;2;3;4;5;48;2;9;10;11m▀")
+    assert len(lines) == 2
+    assert [line.count("▀") for line in half_blocks(np.zeros((100, 200, 3), np.uint8), 80, 24)] == [67] * 17
+
+
+def test_arrows_are_the_directions_of_the_game(game):
+    keyboard = Keyboard(game._world.space)
+    for key in ("LEFT", "LEFT", "RIGHT", "DOWN"):
+        command = keyboard.command(key)
+        assert command is not None
+        command(game)
+    assert int(game.now.real.frame[-1, :, 0].argmax()) == 1
+    assert keyboard.command("UP") is None
+    minatar = Keyboard(FrameSpace("minatar/freeway", "", (10, 10, 7), 3))
+    assert minatar.command("UP") is not None
+    assert minatar.command("LEFT") is None
+
+
+def test_letters_are_actions_where_there_are_enough():
+    keyboard = Keyboard(FrameSpace("crafter", "", (63, 63, 3), 17))
+    assert [keyboard.script(keys) for keys in ("b g", "B")] == [["b", "g"], ["B"]]
+    assert keyboard.command("b") is not Game.back
+    assert keyboard.command("B") is Game.back
+    with pytest.raises(InputError, match=r"--keys: must be of 0 to g, .*got 'h'"):
+        keyboard.script("h")
+
+
+def test_gif_shows_every_frame(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    assert play("--keys", "0" * 9 + "N12", "--gif", str(tmp_path / "a.gif"), "--fps", "5") == 0
+    with image.open(tmp_path / "a.gif") as gif:
+        assert gif.n_frames == 13
+        assert gif.info["duration"] == 200
+
+
+def test_keys_of_a_terminal_are_drawn(tmp_path):
+    """Play in a pseudo-terminal: keys, an arrow, the agent, and quit."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "serve", "play", "--pixels", "--fps", "50"]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE) as process:
+        os.close(theirs)
+        text = b""
+        for keys, awaited in (("", b"quit"), ("0\x1b[C", b"step 2\x1b"), ("A", b"step 4\x1b"), ("Q", b"drawing")):
+            os.write(ours, keys.encode())
+            while awaited not in text:
+                text += os.read(ours, 65536)
+        assert process.wait(60) == 0
+    os.close(ours)
+    assert "▀".encode() in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--keys", "0x"], r"--keys: must be of 0 to 2, B, F, N, \., got 'x'"),
+        (["--model", str(PACKAGED)], r".*: .*system.*"),
+        (["--model", "/nowhere"], r"/nowhere/config.json: no such file"),
+        (["--fps", "0"], r"--fps: must be above 0, got 0"),
+        (["--gif", "/nowhere/a.gif"], r"--gif: /nowhere: no such folder"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(arguments, message, capsys):
+    assert play(*(() if "--keys" in arguments else ("--keys", "0")), *arguments) == 2
+    errors = capsys.readouterr().err
+    assert re.fullmatch(f"error: {message}\n", errors)
+
+
+@pytest.fixture
+def unknown(tmp_path) -> Path:
+    """A checkpoint of a game whose simulator is not installed."""
+    folder = tmp_path / "model"
+    shutil.copytree(CATCH, folder)
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace('"env": "catch"', '"env": "no-such-game"'))
+    return folder
+
+
+def test_no_simulator_and_no_starts_is_one_line(unknown, capsys):
+    shutil.rmtree(unknown / "starts")
+    assert play("--keys", "0", "--model", str(unknown)) == 2
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == 1
+    assert "got 'no-such-game'; without it --starts is needed: " in errors
+
+
+def test_starts_of_another_game_are_one_line(unknown, capsys):
+    assert play("--keys", "0", "--model", str(unknown)) == 2
+    assert "env is 'catch', expected 'no-such-game'" in capsys.readouterr().err
+
+
+def test_simulator_of_another_version_plays_alone(capsys, monkeypatch):
+    monkeypatch.setattr("data_prep.environments.pixels.catch.RULES", "2")
+    assert play("--keys", "0") == 0
+    captured = capsys.readouterr()
+    assert captured.err.startswith("the imagined world alone: simulator of catch: version is '2 drift=0', expected")
+    assert "real" not in captured.out
