@@ -8,11 +8,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lab.pixels.sinkhorn import Sinkhorn
 from loopwm.pixel.twisted.decoding import (
     WILDCARD,
     Decoder,
     DecoderConfig,
+    ExactAssignment,
     NoisedTransport,
+    Solver,
     check_penalty,
     sample,
 )
@@ -71,6 +74,12 @@ class StudyDecoderConfig(DecoderConfig):
     """Decoder by name, with those of the study."""
 
     kind: Literal["sample", "argmax", "copy", "sticky", "transport", "noised-transport"]  # type: ignore[assignment]
+    solver: Literal["exact", "sinkhorn"] = "exact"
+    epsilon: float = 1e-5
+    iterations: int = 10
+    threshold: float = 0.0
+    relative: bool = False
+    """Options of `Sinkhorn`."""
 
     def decoder(self, grid: tuple[int, int], region: Tensor) -> Decoder:
         match self.kind:
@@ -82,4 +91,12 @@ class StudyDecoderConfig(DecoderConfig):
                 return Sticky(self.c_w)
             case "transport":
                 return Transport(grid, self.c_d, self.c_w, self.assignment(), region)
+            case "noised-transport":
+                return NoisedTransport(grid, self.c_d, self.c_w, self.assignment(), region)
         return super().decoder(grid, region)
+
+    def assignment(self) -> Solver:
+        """Create the solver."""
+        if self.solver == "exact":
+            return ExactAssignment()
+        return Sinkhorn(self.epsilon, self.iterations, self.threshold, self.relative)

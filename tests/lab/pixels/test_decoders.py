@@ -8,7 +8,8 @@ import torch
 
 from lab.pixels.decoders import Argmax, Copy, Sticky, StudyDecoderConfig, Transport
 from loopwm.pixel.twisted.decoding import WILDCARD, Decoder, ExactAssignment, NoisedTransport, Sample
-from tests.pixel.twisted.test_decoding import MOVING, SOLVERS, frames, generator
+from tests.lab.pixels.test_sinkhorn import SOLVERS
+from tests.pixel.twisted.test_decoding import EXACT, MOVING, frames, generator
 
 
 @pytest.mark.parametrize(("c_d", "c_w"), [(0.6, 0.3), (0.2, 0.05)])
@@ -32,7 +33,7 @@ def test_where_copy_and_sample_are_equally_good_both_rules_copy():
 
 @pytest.mark.parametrize(
     "decoder",
-    [Sample(), Sticky(0.1), *(Transport((3, 3), **MOVING, solver=solver) for solver in SOLVERS)],
+    [Sample(), Sticky(0.1), *(Transport((3, 3), **MOVING, solver=solver) for solver in (EXACT, *SOLVERS))],
     ids=lambda decoder: type(decoder).__name__,
 )
 def test_decoders_that_sample_draw_the_same_numbers_column_by_column(decoder: Decoder):
