@@ -27,11 +27,13 @@ def picture(moment: Moment, scale: int) -> Array:
     parts = []
     for side in moment.sides.values():
         large = np.kron(painted(side.frame), np.ones((scale, scale, 1), np.uint8))
-        size = scale * cell_size(*side.frame.shape[:2])
+        size = scale * cell_size(side.frame)
         for row, column in np.argwhere(moment.cells):
             _outline(large[row * size : (row + 1) * size, column * size : (column + 1) * size])
-        parts.append(_framed(large))
-    return np.concatenate([parts[0], *(part[:, GAP:] for part in parts[1:])], 1)
+        framed = np.full((len(large) + 2 * GAP, large.shape[1] + 2 * GAP, 3), BACKGROUND, np.uint8)
+        framed[GAP:-GAP, GAP:-GAP] = large
+        parts.append(framed)
+    return np.concatenate(parts, 1)
 
 
 def _outline(cell: Array) -> None:
@@ -39,13 +41,6 @@ def _outline(cell: Array) -> None:
     width = max(1, len(cell) // 12)
     for edge in (cell[:width], cell[-width:], cell[:, :width], cell[:, -width:]):
         edge[:] = OUTLINE
-
-
-def _framed(side: Array) -> Array:
-    height, width, _ = side.shape
-    frame = np.full((height + 2 * GAP, width + 2 * GAP, 3), BACKGROUND, np.uint8)
-    frame[GAP:-GAP, GAP:-GAP] = side
-    return frame
 
 
 def half_blocks(image: Array, columns: int, lines: int) -> list[str]:
@@ -72,18 +67,16 @@ def half_blocks(image: Array, columns: int, lines: int) -> list[str]:
     return text
 
 
-def write_gif(path: Path, moments: Sequence[Moment], captions: Sequence[str], per_second: float) -> None:
-    """Write moments as a GIF that repeats, a caption under each. Needs Pillow."""
+def write_gif(path: Path, frames: Sequence[tuple[Moment, str]], per_second: float) -> None:
+    """Write moments and their captions as a GIF that repeats. Needs Pillow."""
     from PIL import Image, ImageDraw
 
-    scale = max(1, 160 // len(moments[0].imagined.frame))
     images = []
-    for moment, caption in zip(moments, captions, strict=True):
-        drawn = picture(moment, scale)
-        lines = caption.split("\n")
-        strip = np.full((14 * len(lines), drawn.shape[1], 3), BACKGROUND, np.uint8)
-        image = Image.fromarray(np.concatenate((drawn, strip)))
-        ImageDraw.Draw(image).text((GAP, len(drawn) - 2), caption, fill=(255, 255, 255))
+    for moment, caption in frames:
+        sides = picture(moment, max(1, 160 // len(moment.imagined.frame)))
+        strip = np.full((14 * len(caption.split("\n")), sides.shape[1], 3), BACKGROUND, np.uint8)
+        image = Image.fromarray(np.concatenate((sides, strip)))
+        ImageDraw.Draw(image).text((GAP, len(sides) - 2), caption, fill=(255, 255, 255))
         images.append(image.quantize(64))
     buffer = io.BytesIO()
     images[0].save(buffer, "GIF", save_all=True, append_images=images[1:], duration=round(1000 / per_second), loop=0)

@@ -15,7 +15,9 @@ import shutil
 import string
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from loopwm.records.command import Parser, exit_status
 from loopwm.records.errors import InputError
 from loopwm.records.frames import FrameEpisode, FrameSpace
 from loopwm.training.real_world import real_environment
-from serve.pixels.game import Game
+from serve.pixels.game import Game, Moment
 from serve.pixels.pictures import half_blocks, picture, write_gif
 
 EXAMPLE = """examples:
@@ -38,7 +40,8 @@ KEYS = """keys:
   N  next episode                      .  one random action
   A  random actions until the next key    Q  quit"""
 ACTIONS = string.digits + string.ascii_lowercase
-COMMANDS: Mapping[str, Callable[[Game], None]] = {
+Command = Callable[[Game], None]
+COMMANDS: Mapping[str, Command] = {
     "B": Game.back, "F": Game.fork, "N": Game.restart, ".": Game.act_randomly,
 }  # fmt: skip
 ARROWS = {
@@ -46,8 +49,6 @@ ARROWS = {
     "minatar": "-LURD", "minigrid": "LRU", "craft": "-LRUD",
 }  # fmt: skip
 """Directions of a game's first actions; the longest name that fits counts."""
-LINES_BELOW = 8
-"""Lines of the terminal under the picture."""
 
 
 class Keyboard:
@@ -58,35 +59,36 @@ class Keyboard:
         names = [name for name in ARROWS if space.env.startswith(name)]
         self._arrows = ARROWS[max(names, key=len)] if names else ""
 
-    def command(self, key: str) -> Callable[[Game], None] | None:
+    def command(self, key: str) -> Command | None:
         """Return what a key does, None if it does nothing. Arrows are the keys UP, DOWN, LEFT and RIGHT."""
         action = self._arrows.find(key[0]) if len(key) > 1 else ACTIONS.find(key)
         if 0 <= action < self._actions:
             return lambda game: game.act(action)
         return COMMANDS.get(key.upper())
 
-    def script(self, keys: str) -> list[str]:
-        """Return the keys of a script without white space. Raises InputError for an unknown one."""
-        script = [key for key in keys if not key.isspace()]
-        for key in script:
-            if self.command(key) is None:
+    def script(self, keys: str) -> Iterator[Command]:
+        """Yield the commands of a script, in which white space is ignored. Raises InputError for an unknown key."""
+        for key in "".join(keys.split()):
+            if (command := self.command(key)) is None:
                 known = f"0 to {ACTIONS[self._actions - 1]}, {', '.join(COMMANDS)}"
                 raise InputError(f"--keys: must be of {known}, got {key!r}")
-        return script
+            yield command
 
-    def typed(self, per_second: float) -> Iterator[str]:
-        """Yield keys of the terminal until Q, random actions in between after A."""
+    def typed(self, per_second: float) -> Iterator[Command]:
+        """Yield the commands of keys in the terminal until Q; after A, random actions until the next key."""
         automatic = False
         while True:
             if automatic and not select.select([sys.stdin], [], [], 1 / per_second)[0]:
-                yield "."
+                yield Game.act_randomly
                 continue
             for key in _pressed():
-                letter = "" if self.command(key) else key.upper()  # a and q may be actions
-                if letter in ("Q", "\x04", "\x1b"):
+                if command := self.command(key):  # a and q may be actions
+                    automatic = False
+                    yield command
+                elif key.upper() in ("Q", "\x04", "\x1b"):
                     return
-                automatic = letter == "A" and not automatic
-                yield key
+                else:
+                    automatic = key.upper() == "A" and not automatic
 
 
 def _pressed() -> list[str]:
@@ -114,44 +116,32 @@ def _screen() -> Iterator[None]:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
-class Session:
-    """Game whose moments are shown and recorded."""
+def play(game: Game, commands: Iterable[Command], pause: float) -> Iterator[tuple[Moment, str]]:
+    """Run commands; show and yield the game and its status at the beginning and after each.
 
-    def __init__(self, game: Game, keyboard: Keyboard, per_second: float) -> None:
-        self.game, self._keyboard, self._per_second = game, keyboard, per_second
-        self.moments, self.captions = [game.now], [game.status]
-        self._seconds = 0.0
+    pause: least seconds between frames
+    """
+    yield _show(game)
+    for command in commands:
+        started = time.perf_counter()
+        command(game)
+        yield _show(game)
+        time.sleep(max(0.0, started + pause - time.perf_counter()))
 
-    def play(self, keys: Iterable[str], paced: bool) -> None:
-        """Press keys, and show the game after each that does something. paced: wait between them."""
-        self._show()
-        for key in keys:
-            if (command := self._keyboard.command(key)) is None:
-                continue
-            started = time.perf_counter()
-            command(self.game)
-            self.moments.append(self.game.now)
-            self.captions.append(self.game.status)
-            self._show()
-            self._seconds += (spent := time.perf_counter() - started)
-            if paced:
-                time.sleep(max(0.0, 1 / self._per_second - spent))
 
-    def _show(self) -> None:
-        if not sys.stdout.isatty():
-            print(self.captions[-1].replace("\n", ", "))
-            return
-        columns, lines = shutil.get_terminal_size()
-        moment, below = self.moments[-1], self.captions[-1].split("\n") + KEYS.split("\n")
-        free = lines - len(below) - 1
-        scale = max(1, min(2 * free, 40) // (len(moment.imagined.frame) + 2))
-        text = [*half_blocks(picture(moment, scale), columns, free), *below]
-        print("\x1b[H" + "\x1b[K\n".join(text) + "\x1b[J", end="", flush=True)
-
-    def summary(self) -> str:
-        frames = len(self.moments) - 1
-        rate = f"{frames / self._seconds:.0f} frames/s" if frames else "no frames"
-        return f"{self.game.status.splitlines()[-1]}, {self.game.episodes} episodes; {rate} of play and drawing"
+def _show(game: Game) -> tuple[Moment, str]:
+    """Draw the game in a terminal, else print a line. Return what a recording needs."""
+    moment, status = replace(game.now, state=None), game.status
+    if not sys.stdout.isatty():
+        print(status.replace("\n", ", "))
+        return moment, status
+    columns, lines = shutil.get_terminal_size()
+    below = [*status.split("\n"), *KEYS.split("\n")]
+    free = lines - len(below) - 1
+    scale = max(1, min(2 * free, 40) // (len(moment.imagined.frame) + 2))
+    text = [*half_blocks(picture(moment, scale), columns, free), *below]
+    print("\x1b[H" + "\x1b[K\n".join(text) + "\x1b[J", end="", flush=True)
+    return moment, status
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -184,17 +174,18 @@ def _run(args: argparse.Namespace) -> None:
     system = load_checkpoint(args.model)
     keyboard = Keyboard(system.space)
     typed = args.keys is None and sys.stdin.isatty()
-    script = [] if typed else keyboard.script(sys.stdin.read() if args.keys is None else args.keys)
+    script = [] if typed else [*keyboard.script(sys.stdin.read() if args.keys is None else args.keys)]
     env, missing = _simulator(system.space)
     starts = [] if env else _starts(args.starts or args.model / "starts", system.space, missing)
-    session = Session(Game(system.world(), env, starts, args.seed), keyboard, args.fps)
+    game, frames = Game(system.world(), env, starts, args.seed), deque[tuple[Moment, str]]([], None if args.gif else 1)
     if missing:
         print(f"the imagined world alone: {missing}", file=sys.stderr)
+    pause = 0.0 if typed or not sys.stdout.isatty() else 1 / args.fps
     with _screen() if typed else contextlib.nullcontext(), contextlib.suppress(KeyboardInterrupt):
-        session.play(keyboard.typed(args.fps) if typed else script, paced=not typed and sys.stdout.isatty())
-    print(session.summary())
+        frames.extend(play(game, keyboard.typed(args.fps) if typed else script, pause))
+    print(f"{game.episodes} episodes, {game.status.splitlines()[-1]}")
     if args.gif is not None:
-        write_gif(args.gif, session.moments, session.captions, args.fps)
+        write_gif(args.gif, frames, args.fps)
 
 
 def _check_gif(path: Path) -> None:

@@ -1,1 +1,0 @@
-"""Pages about finished runs."""
