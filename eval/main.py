@@ -13,7 +13,6 @@ from eval.commands import (
     validate,
 )
 from eval.pixels import command as pixels
-from eval.reports import results_page
 from loopwm.records.command import command_parser, exit_status, refuse_renamed
 
 COMMANDS: dict[str, tuple[ModuleType, str]] = {
@@ -23,13 +22,13 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "compare": (compare, "paired differences of two runs"),
     "calibration": (calibration, "compare the trust in predictions with how often they are right"),
     "table": (tabulate, "several runs side by side"),
-    "results": (results_page, "keep results of runs and write the page of all of them"),
     "pixels": (pixels, "measure pixel worlds"),
 }
 
 
 RENAMED = {
-    "ledger": "eval results",
+    "ledger": "lab results",
+    "results": "lab results",
     "consistency": "lab plan-transfer",
     "build-examples": "lab build-examples",
     "build-entities": "lab build-entities",

@@ -33,7 +33,6 @@ MAY_IMPORT = {
         *("eval.scores", "loopwm.worlds", "loopwm.text", "loopwm.core", "loopwm.records", "loopwm.runtime"),
     ),
     "eval.commands": ("eval.models", "eval.scores", "loopwm.worlds", "loopwm.records"),
-    "eval.reports": ("eval.commands", "eval.models", "eval.scores", "loopwm.records"),
     "eval.pixels": ("eval.models", "eval.scores", "loopwm.pixel", "loopwm.records", "loopwm.training.real_world"),
     "eval": ("loopwm.records",),
     "serve.engine": (
@@ -155,7 +154,7 @@ def test_imports_point_one_way_and_one_file_loops_the_block():
         ("data_prep.environments.pixels.crafter", "import crafter"),
         ("eval.commands.harness", "def f():\n    import alfworld.agents"),
         ("eval.scores.rows", "from eval.models.base import Predictor"),
-        ("eval.reports.results_page", "from lab.reports import runs"),
+        ("eval.commands.tabulate", "from lab.reports import runs"),
         ("eval.pixels.playing", "def f():\n    import lab.pixels.calibration"),
         ("loopwm.text.world", "from lab.studies import planner"),
         ("serve.start", "from lab import main"),

@@ -333,7 +333,7 @@ async def main() -> None:
     parser.add_argument("--rounds", type=int, default=4, help="requests for each of those at once")
     parser.add_argument("--pid", type=int, help="of the service, for its memory")
     parser.add_argument("--minutes", type=float, default=0, help="of chats afterwards, as many as at last at once")
-    parser.add_argument("--out", type=Path, help="folder for results.json, which `python -m eval results` can keep")
+    parser.add_argument("--out", type=Path, help="folder for results.json, which `python -m lab results` can keep")
     args = parser.parse_args()
     with gzip.open(args.windows, "rt", encoding="utf-8") as file:
         windows = [json.loads(line) for line in file]

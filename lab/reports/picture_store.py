@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eval.reports.results_page import Result, Row, called, read_store, rounded
+from lab.reports.results_page import Result, Row, called, read_store, rounded
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json, write_json
 

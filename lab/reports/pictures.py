@@ -10,12 +10,12 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from eval.reports.results_page import SHIPPED_NAME, SUITE_TITLES, Result, called, stands
 from eval.scores.rows import OVERALL
 from lab.reports import papers
 from lab.reports.figures import in_points
 from lab.reports.picture_store import PictureStore
 from lab.reports.plots import COLORS, INK, MARKERS, STYLE, make_canvas, svg_text
+from lab.reports.results_page import SHIPPED_NAME, SUITE_TITLES, Result, called, stands
 
 PAPER = "the paper's LoopWM, other windows"
 

@@ -9,10 +9,10 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from eval.reports.results_page import Result
 from eval.scores.tables import table
 from lab.reports.picture_store import PictureStore, keep, read_pictures
 from lab.reports.pictures import pictures
+from lab.reports.results_page import Result
 from loopwm.records.files import write_atomic
 
 EXAMPLE = "python -m lab pictures docs/results --keep runs/studies/depth"

@@ -20,13 +20,13 @@ from eval.scores.tables import percent, table, with_bounds
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json, write_atomic
 
-EXAMPLE = "python -m eval results docs/results --keep runs/eval/track runs/eval/small"
+EXAMPLE = "python -m lab results docs/results --keep runs/eval/track runs/eval/small"
 
 DATA = "data"
 PAGE = "README.md"
 
 LEAD = (
-    "Made by `python -m eval results docs/results` from the stored results in [data](data/), which also hold task "
+    "Made by `python -m lab results docs/results` from the stored results in [data](data/), which also hold task "
     "families and the command of each run. Exact match in per cent after five actions, unless said "
     "otherwise, with 95 % intervals over games. Unseen windows do not occur in any training episode. Elsewhere: [the "
     "shipped checkpoint](../results.md), [pictures and claims](pictures.md), [pixel worlds](pixels.md), "

@@ -12,7 +12,7 @@ from eval.main import main as evaluate
 
 @pytest.mark.parametrize(
     ("main", "name", "replacement"),
-    [(data_prep, "hidden", "lab refresh-hidden"), (evaluate, "ledger", "eval results")],
+    [(data_prep, "hidden", "lab refresh-hidden"), (evaluate, "ledger", "lab results")],
 )
 def test_main_renamed_command_names_the_new_one(
     main: Callable[[list[str]], int], name: str, replacement: str, capsys: pytest.CaptureFixture[str]

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
-from eval.__main__ import main
-from eval.reports.results_page import read_store, render
+from eval.models.checkpoint import checkpoint_hash
+from lab.main import main
+from lab.reports.results_page import SHIPPED_NAME, SUITE_TITLES, called, in_short, read_store, render
 
-PAGE_FOLDER = Path(__file__).parents[2] / "docs" / "results"
+ROOT = Path(__file__).parents[3]
+PAGE_FOLDER = ROOT / "docs" / "results"
+README, CARD = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "loopwm/pretrained/README.md"))
 
 
 def row(family: str, horizon: int, em: float, low: float, high: float) -> dict[str, Any]:
@@ -108,3 +111,15 @@ def test_what_cannot_be_kept_is_one_line(finished, tmp_path, capsys) -> None:
     assert "rows: missing" in capsys.readouterr().err
     assert main(["results", str(tmp_path / "page")]) == 2
     assert "must hold results of runs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("page", [README, CARD], ids=["README", "card"])
+def test_the_figures_of_the_shipped_checkpoint_are_those_of_its_runs(page):
+    table = in_short(read_store(ROOT / "docs/results/data"))
+    assert len(table.splitlines()) == 2 + len(SUITE_TITLES)
+    assert table in page
+
+
+def test_the_figures_are_of_the_weights_that_ship():
+    result = [run for run in read_store(ROOT / "docs/results/data") if called(run["model"]) == SHIPPED_NAME]
+    assert {run["provenance"]["model_sha256"] for run in result} == {checkpoint_hash(ROOT / "loopwm/pretrained")}
