@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import ModuleType
 
 from eval.commands import (
-    calibration,
     compare,
     listing,
     run,
@@ -20,7 +19,6 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "list": (listing, "what can be run: suites and baselines"),
     "validate": (validate, "look through a window file for faults"),
     "compare": (compare, "paired differences of two runs"),
-    "calibration": (calibration, "compare the trust in predictions with how often they are right"),
     "table": (tabulate, "several runs side by side"),
     "pixels": (pixels, "measure pixel worlds"),
 }
@@ -29,6 +27,7 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
 RENAMED = {
     "ledger": "lab results",
     "results": "lab results",
+    "calibration": "lab calibration",
     "consistency": "lab plan-transfer",
     "build-examples": "lab build-examples",
     "build-entities": "lab build-entities",

@@ -21,7 +21,6 @@ from loopwm.pixel.agents.learner import Learner
 from loopwm.pixel.checkpoint import load_checkpoint
 from loopwm.pixel.imagined import EnvState, FrameWorld, Policy, RandomPolicy, rollout
 from loopwm.pixel.registry import LEARNERS, named
-from loopwm.pixel.replay import as_learned
 from loopwm.records.errors import InputError
 from loopwm.records.frames import FrameSpace
 from loopwm.training.real_world import real_environments
@@ -38,8 +37,6 @@ class Played:
     """Statistics of a policy's episodes in the real environment.
 
     score: Crafter score, None elsewhere
-    reward: mean per step
-    ends: share of steps that end an episode, truncation excluded
     """
 
     episodes: int
@@ -47,8 +44,6 @@ class Played:
     mean_return: float
     low: float
     high: float
-    reward: float
-    ends: float
     score: float | None
     achievements: tuple[float, ...]
     """Share of episodes that reached each."""
@@ -64,7 +59,7 @@ def crafter_score(rates: Sequence[float]) -> float:
 def play_real(env: VectorEnv[Any, Any, Any], policy: Policy, episodes: int, seed: int) -> Played:
     """Play the first `episodes` to begin, so that long ones count as often as short ones."""
     env_state = EnvState.reset(env, seed)
-    running, rewards, ends, count = np.zeros(env.num_envs), 0.0, 0, 0
+    running, count = np.zeros(env.num_envs), 0
     started, order = env.num_envs, np.arange(env.num_envs)
     returns: dict[int, float] = {}
     reached: dict[int, NDArray[np.bool_]] = {}
@@ -73,8 +68,7 @@ def play_real(env: VectorEnv[Any, Any, Any], policy: Policy, episodes: int, seed
         while any(number not in returns for number in range(episodes)):
             result = rollout(env, policy, STEPS, env_state)
             env_state, s = result.env_state, result.segments
-            rewards, count = rewards + float(s.reward.sum()), count + s.reward.size
-            ends += int(as_learned(s).terminated.sum())
+            count += s.reward.size
             for step in range(STEPS):
                 running += s.reward[:, step]
                 for row in np.flatnonzero(s.terminated[:, step] | s.truncated[:, step]).tolist():
@@ -91,8 +85,7 @@ def play_real(env: VectorEnv[Any, Any, Any], policy: Policy, episodes: int, seed
     rates = np.mean([reached[n] for n in range(episodes)], 0).tolist() if reached else []
     score = crafter_score(rates) if rates else None
     metric = float(np.mean([judged[n] for n in range(episodes)])) if judged else None
-    reward, ends_a_step = rewards / count, ends / count
-    return Played(episodes, count, float(values.mean()), low, high, reward, ends_a_step, score, tuple(rates), metric)
+    return Played(episodes, count, float(values.mean()), low, high, score, tuple(rates), metric)
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eval.commands.harness import read_results
-from eval.scores.calibration import calibrate
 from eval.scores.metrics import exact_match
 from eval.scores.predictions import read_records
 from eval.scores.tables import percent, table
+from lab.reports.calibration import calibrate
 from loopwm.records.errors import InputError
 
-EXAMPLE = "python -m eval calibration runs/eval/small-observed"
+EXAMPLE = "python -m lab calibration runs/eval/small-observed"
 
 
 @dataclass(frozen=True)

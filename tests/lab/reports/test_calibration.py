@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from eval.__main__ import main
-from eval.scores.calibration import auroc, calibrate
+from lab.main import main as lab
+from lab.reports.calibration import auroc, calibrate
 
 
 def test_auroc_equals_comparing_all_pairs() -> None:
@@ -49,9 +50,9 @@ def test_calibration_of_a_run_has_a_line_a_horizon(runs: dict[str, Path], capsys
     for number, line in enumerate(lines):
         line["trust"], line["prediction"] = (0.75, line["target"]) if number % 2 else (0.25, "wrong")
     records.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert main(["calibration", str(runs["tiny"])]) == 0
+    assert lab(["calibration", str(runs["tiny"])]) == 0
     rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
     assert [row[1] for row in rows[2:5]] == ["1", "2", "all"]
     assert [cell.strip(" |") for cell in rows[4]] == ["all", "all", "12", "50.0", "1.000", "0.250", "100.0", "66.7"]
-    assert main(["calibration", str(runs["copy"])]) == 2
+    assert lab(["calibration", str(runs["copy"])]) == 2
     assert "copy: trust: missing" in capsys.readouterr().err
