@@ -62,8 +62,10 @@ class Game:
         self._recorded = list(zip(start.get("actions", ()), start.get("observations", ()), strict=False))
         fields = ("goal", "observation", "history", "look", "inventory", "hidden_state", "depth")
         body = {field: start[field] for field in fields if field in start}
-        self._branches = [Branch(client.call("POST", "worlds", {"model": client.model(), **body})["id"], [])]
-        self._current = 0
+        world = client.call("POST", "worlds", {"model": client.model(), **body})
+        self._branches, self._current = [Branch(world["id"], [])], 0
+        for warning in world["warnings"]:
+            self._say(f"warning: {warning}")
 
     @property
     def prompt(self) -> str:

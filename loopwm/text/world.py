@@ -334,6 +334,14 @@ class WorldModel:
         columns = state.valid.shape[1]
         return state.crop(columns - self.state_slots, columns)
 
+    def is_foreign(self, goal: str, observation: str) -> bool:
+        """Return True if the start of an episode has more tokens per byte than that of any training episode.
+
+        Words that the vocabulary has no tokens for fall into pieces. False if the checkpoint does not know the limit.
+        """
+        limit, texts = self.model.config.tokens_per_byte, [template.clean(goal), template.clean(observation)]
+        return limit is not None and sum(map(self.count, texts)) > limit * len("".join(texts).encode())
+
     def count(self, text: str) -> int:
         """Count the tokens of a text."""
         return len(self._ids(text))

@@ -15,6 +15,7 @@ class WorldInfo(BaseModel):
     steps_cut: oldest steps, dropped to fit the context.
     tokens: of the world now.
     expires_in: seconds without use.
+    warnings: reasons to expect wrong answers.
     """
 
     id: str
@@ -27,6 +28,7 @@ class WorldInfo(BaseModel):
     state_slots: int
     max_loops: int
     expires_in: float
+    warnings: list[str]
 
 
 class WorldList(BaseModel):
@@ -40,17 +42,6 @@ class TokenInfo(BaseModel):
     token: str
     logprob: float | None
     loops: int
-
-
-class Uncertainty(BaseModel):
-    """Negative log-probabilities in nats.
-
-    observation: mean of an observation's tokens and its end.
-    end: of the end token, null if it was not generated.
-    """
-
-    observation: float
-    end: float | None
 
 
 class Transition(BaseModel):
@@ -71,7 +62,6 @@ class Transition(BaseModel):
     finish_reason: Literal["stop", "length"] | None
     trust: float | None
     tokens: list[TokenInfo] = Field(default_factory=list, description="with `logprobs`")
-    uncertainty: Uncertainty | None = None
 
 
 class MeanLoops(BaseModel):

@@ -40,6 +40,11 @@ log = logging.getLogger(__name__)
 MAX_BATCH = 256
 """Most requests of a batch."""
 
+FOREIGN = (
+    "goal and observation are not worded like the environments this checkpoint was trained on: expect wrong answers; "
+    "train it on logs of this environment (loopwm train)"
+)
+
 Json = dict[str, Any]
 VISIBLE = r"[^\s\x00-\x1f\x7f-\xa0\u200b-\u200f\u2028-\u202f\u2060-\u2064\ufeff]"
 """A character other than spaces, control and zero-width characters."""
@@ -85,7 +90,6 @@ class StepBody(OwnBody):
     max_tokens: int | None = Field(None, ge=1)
     monitor: bool | None = None
     logprobs: bool | None = Field(None, description="return each token of an observation")
-    uncertainty: bool | None = Field(None, description="return mean negative log-probabilities")
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     seed: int | None = Field(None, ge=-(2**62), lt=2**62)
@@ -288,6 +292,7 @@ def _world(session: Session, worlds: Sessions) -> Json:
         "state_slots": worlds.state_slots,
         "max_loops": log.depth.limit,
         "expires_in": worlds.store.limits.ttl,
+        "warnings": [FOREIGN] if worlds.is_foreign(log.context) else [],
     }
 
 
@@ -319,17 +324,8 @@ def _render(body: StepBody, worlds: Sessions) -> Callable[[Session, Sequence[Ima
 
 def _step(action: str, imagined: Imagined, body: StepBody) -> Json:
     observed = _observed(imagined.observation, imagined.deltas, bool(body.logprobs))
-    uncertainty = {"uncertainty": _uncertainty(imagined)} if body.uncertainty else {}
     ending = {"finish_reason": imagined.finish, "trust": imagined.trust}
-    return {**_transition(action, imagined.step), **observed, **uncertainty, **ending}
-
-
-def _uncertainty(imagined: Imagined) -> Json | None:
-    """Return negative log-probabilities in nats (observation, end token); None if nothing was decoded."""
-    if imagined.finish is None:
-        return None
-    end = imagined.end_score
-    return {"observation": -mean(imagined.scores), "end": None if end is None else -end}
+    return {**_transition(action, imagined.step), **observed, **ending}
 
 
 def _transition(action: str, step: Step) -> Json:

@@ -103,11 +103,13 @@ function addPane(world, origin, steps, title) {
   branch.addEventListener("click", () => guarded(pane, () => fork(pane)));
   const close = el("button", { type: "button", ariaLabel: `Close ${title}` }, "Close");
   close.addEventListener("click", () => closePane(pane));
+  pane.warning = el("p", { className: "error", hidden: !world.warnings.length }, `Warning: ${world.warnings.join("; ")}`);
+  pane.warning.setAttribute("role", "alert");
   pane.note = el("p", { className: "meta", hidden: true }, "This checkpoint predicts neither reward nor the end.");
   pane.unrecorded = el("p", { className: "meta", hidden: true },
     "No simulator runs here, and nothing is recorded for these actions: there is only what the model imagines.");
   pane.node = el("section", { className: "card world" },
-    el("div", { className: "head" }, el("h2", {}, title), branch, close), start(origin), pane.note, foldNode(pane),
+    el("div", { className: "head" }, el("h2", {}, title), branch, close), start(origin), pane.warning, pane.note, foldNode(pane),
     pane.log, pane.unrecorded, pane.error, act);
   pane.node.setAttribute("aria-label", title);
   panes.push(pane);

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import exp
 from typing import Any, Literal, NamedTuple
 
@@ -172,11 +173,16 @@ class Sessions:
         self.store = store
         self._model = model
         self._cache = service.engine.cache
+        self._foreign = lru_cache(1024)(model.is_foreign)  # every reply about a world needs it
         (self._obs,) = special_ids(model.tokenizer, (template.OBS,))
 
     @property
     def state_slots(self) -> int:
         return self._model.state_slots
+
+    def is_foreign(self, context: Context) -> bool:
+        """Return True if a context is worded unlike every training episode (`WorldModel.is_foreign`)."""
+        return self._foreign(context.goal, context.observation)
 
     async def create(
         self,

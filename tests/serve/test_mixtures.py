@@ -216,9 +216,7 @@ GENERATION = fields(
     logprobs=st.sampled_from([0, 3]),
     depth=st.sampled_from([2, {"rule": "gate", "tau": 0.5, "limit": 3}]),
 )
-STEP_FIELDS = fields(
-    **SAMPLED, decode=st.sampled_from(["last", "each", "none"]), monitor=st.booleans(), uncertainty=st.booleans()
-)
+STEP_FIELDS = fields(**SAMPLED, decode=st.sampled_from(["last", "each", "none"]), monitor=st.booleans())
 
 
 def call(path: str, *parts: dict[str, Any]) -> Call:

@@ -118,6 +118,14 @@ def test_a_selected_branch_equals_the_same_actions_alone(world_model):
         torch.testing.assert_close(forks.latent[row], alone.latent[0], atol=1e-4, rtol=1e-4)
 
 
+def test_wordings_beyond_the_limit_are_foreign(world_model, monkeypatch):
+    goal, seen = "Your task is to melt lead.", "This room is called the hallway. In it, you see: the agent"
+    ratio = (world_model.count(goal) + world_model.count(seen)) / len((goal + seen).encode())
+    for limit, foreign in ((None, False), (ratio, False), (ratio - 1e-6, True)):
+        monkeypatch.setattr(world_model.model.config, "tokens_per_byte", limit)
+        assert world_model.is_foreign(goal, seen) is foreign
+
+
 def test_long_histories_are_cut_and_reported(world_model):
     steps = tuple(Transition("go to the next room", "You move to the next room. " * 5) for _ in range(90))
     world = world_model.encode([Context("g", "o", steps), SHORT])

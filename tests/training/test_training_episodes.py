@@ -62,6 +62,25 @@ def test_exported_models_name_episodes_and_games(first, tmp_path):
     assert (first / "model" / FILE).stat().st_size < 2000
 
 
+def tokens_per_byte(model: Path) -> float | None:
+    limit: float | None = json.loads((model / "config.json").read_text())["tokens_per_byte"]
+    return limit
+
+
+def test_exported_models_know_the_wordiest_start(first, others, config_file, tmp_path, tokenizer):
+    def ratio(number: int) -> float:
+        episode = toy_episode(number)
+        texts = [episode.goal, episode.steps[0].observation]
+        return sum(len(tokenizer.encode(text)) for text in texts) / sum(len(text.encode()) for text in texts)
+
+    limit = max(ratio(number) for number in range(40))
+    checkpoint = first / "checkpoints" / "step-00000002"
+    assert export(["--checkpoint", str(checkpoint), "--out", str(tmp_path / "apart")]) == 0
+    assert tokens_per_byte(first / "model") == tokens_per_byte(tmp_path / "apart") == pytest.approx(limit)
+    joined = train(config_file, tmp_path / "run", f"data.train=[{others}]", f"model.weights={first / 'model'}")
+    assert tokens_per_byte(joined) == pytest.approx(max(limit, ratio(98), ratio(99)))
+
+
 @pytest.mark.parametrize("way", ["weights", "start_from"])
 def test_runs_from_another_name_episodes_of_both(config_file, first, others, tmp_path, way):
     data = f"data.train=[{others}]"

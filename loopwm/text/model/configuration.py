@@ -49,6 +49,7 @@ class LoopWMConfig(PreTrainedConfig):
         exit_gate: a gate on the state that can end a pass early (`loopwm.core.exit_rules`).
         context_tokens: limit up to which a context is filled with history; older steps are dropped. Training rows are
             shorter than a context may be, and answers degrade beyond the trained length.
+        tokens_per_byte: highest ratio in the goal and first observation of a training episode; None: unknown.
         num_hidden_layers: derived: the number of attention slots, so that every cache has one entry for each.
     """
 
@@ -87,6 +88,7 @@ class LoopWMConfig(PreTrainedConfig):
     rms_norm_eps: float = 1e-6
     max_position_embeddings: int = 4096
     context_tokens: int = CONTEXT_LIMIT
+    tokens_per_byte: float | None = None
     num_hidden_layers: int = 0
     auto_map: dict[str, str] | None = None
     use_cache: bool = True

@@ -47,6 +47,7 @@ def export_checkpoint(checkpoint: Path, out: Path) -> None:
     objective = TextObjective(model, config.objective)
     load_weights(objective, checkpoint, averaged=config.optimizer.average > 0)
     state = read_json(checkpoint / "progress.json")["program"]
+    model.config.tokens_per_byte = state.get("tokens_per_byte")
     out.parent.mkdir(parents=True, exist_ok=True)
     export_model(objective.model, tokenizer, out, TrainingEpisodes.from_state(state.get("training_episodes")))
 

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
@@ -130,6 +131,13 @@ def new_model(
     return model
 
 
+def _most_tokens_per_byte(tokenizer: PreTrainedTokenizerFast, episodes: Sequence[TokenEpisode]) -> float:
+    names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    sizes = np.array([len(name) for name in names])  # a byte-level BPE writes a byte as a character
+    starts = (np.concatenate([episode.goal, episode.observations[0]]) for episode in episodes)
+    return float(max(len(start) / sizes[start].sum() for start in starts))
+
+
 class TextProgram:
     """Text worlds as a `Program`."""
 
@@ -152,6 +160,9 @@ class TextProgram:
         made_with = tokenizer_hash(self.tokenizer_file)
         episodes = _episodes(config.data.train, config.data.folder_weights, made_with)
         self.training_episodes = self._training_episodes()
+        self.model_config.tokens_per_byte = _most_tokens_per_byte(self.tokenizer, episodes)
+        if config.model.weights:
+            self._join_tokens_per_byte(LoopWMConfig.from_pretrained(config.model.weights).tokens_per_byte)
         self._check_names(episodes)
         self.train_stream = self._stream(episodes, config.run.seed)
         self.dev_stream = self._stream(_episodes(config.data.dev, {}, made_with), DEV_SEED) if config.data.dev else None
@@ -161,6 +172,11 @@ class TextProgram:
         episodes = TrainingEpisodes.of_shards(map(Path, self.config.data.train))
         weights = self.config.model.weights
         return episodes.joined(TrainingEpisodes.load(Path(weights))) if weights else episodes
+
+    def _join_tokens_per_byte(self, earlier: float | None) -> None:
+        """Take the larger limit of the run's data and of earlier training; None (unknown) if that had none."""
+        current = self.model_config.tokens_per_byte
+        self.model_config.tokens_per_byte = None if earlier is None or current is None else max(earlier, current)
 
     def _check_names(self, episodes: Sequence[TokenEpisode]) -> None:
         """Raise InputError for a world or task that a key names and that has no training episode."""
@@ -286,12 +302,16 @@ class TextProgram:
         return {"c_max": self.objective.c_max().item()}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"training_episodes": self.training_episodes and self.training_episodes.state_dict()}
+        return {
+            "training_episodes": self.training_episodes and self.training_episodes.state_dict(),
+            "tokens_per_byte": self.model_config.tokens_per_byte,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self.training_episodes:  # the checkpoint may be that of another run, on other episodes
             earlier = TrainingEpisodes.from_state(state.get("training_episodes"))
             self.training_episodes = self.training_episodes.joined(earlier)
+        self._join_tokens_per_byte(state.get("tokens_per_byte"))
 
     def provenance(self) -> dict[str, Any]:
         folders = (*self.config.data.train, *self.config.data.dev)

@@ -70,8 +70,7 @@ def test_chats(worlds_client, chat, fields):
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"actions": ["a", "b"], "decode": "each", "logprobs": True, "uncertainty": True, "monitor": True},
-     {"decode": "none", "uncertainty": True}],
+    [{}, {"actions": ["a", "b"], "decode": "each", "logprobs": True, "monitor": True}, {"decode": "none"}],
 )  # fmt: skip
 def test_steps_of_worlds(worlds_client, fields):
     body = {"actions": "wait", "max_tokens": 5, **fields}
