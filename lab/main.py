@@ -16,6 +16,7 @@ from lab.data import (
     counterfactual,
     cut_suite,
     export_episodes,
+    foreign_contexts,
     pack,
     probe_windows,
     refresh_hidden,
@@ -61,6 +62,7 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "counterfactual": (counterfactual, "cut pairs of windows that differ in one earlier action and in the answer"),
     "pack": (pack, "pack collected episodes or solutions into one small file"),
     "stats": (stats, "count what episodes hold"),
+    "foreign-contexts": (foreign_contexts, "measure how well foreign contexts are recognised"),
     "export-episodes": (export_episodes, "write episodes as a Hugging Face datasets folder"),
 }
 

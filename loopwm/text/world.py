@@ -45,6 +45,13 @@ class _Pass(NamedTuple):
     loops: list[int]
 
 
+def tokens_per_byte(tokenizer: PreTrainedTokenizerFast, goal: str, observation: str) -> float:
+    """Return the ratio in the start of an episode, its goal and first observation."""
+    texts = [template.clean(goal), template.clean(observation)]
+    tokens = sum(len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts)
+    return tokens / max(1, len("".join(texts).encode()))
+
+
 class WorldModel:
     """Language model and tokenizer with the interface of a world model."""
 
@@ -339,8 +346,8 @@ class WorldModel:
 
         Words that the vocabulary has no tokens for fall into pieces. False if the checkpoint does not know the limit.
         """
-        limit, texts = self.model.config.tokens_per_byte, [template.clean(goal), template.clean(observation)]
-        return limit is not None and sum(map(self.count, texts)) > limit * len("".join(texts).encode())
+        limit = self.model.config.tokens_per_byte
+        return limit is not None and tokens_per_byte(self.tokenizer, goal, observation) > limit
 
     def count(self, text: str) -> int:
         """Count the tokens of a text."""
