@@ -123,9 +123,9 @@ def prefix_attention(
         own_BGnS = _hide(own_BGnS.unflatten(2, (-1, length)), mask).flatten(2, 3)
     with quick_products(rows * length):
         shared_GNP = by_group(q_BGnE) @ prefix_k[0].mT
-    # One softmax over prefix and own columns, in float32 at least: half precision loses small weights.
+    # One softmax over prefix and own columns; its kernels accumulate half precision in float32.
     scores_GNK = torch.cat((shared_GNP, by_group(own_BGnS)), -1)
-    weights_GNK = scores_GNK.softmax(-1, dtype=torch.promote_types(v.dtype, torch.float32)).to(v.dtype)
+    weights_GNK = scores_GNK.softmax(-1)
     with quick_products(rows * length):
         shared_GNE = weights_GNK[..., :shared] @ prefix_v[0]
     own_BGnK = weights_GNK[..., shared:].unflatten(1, (rows, -1)).transpose(0, 1)
