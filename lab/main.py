@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 
 from data_prep.environments.base import SimulatorError
-from lab import scaling
+from lab import interpolate, scaling
 from lab.agents import plan_transfer
 from lab.data import (
     build_entities,
@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "study": (study, "answer a question about the model by a written protocol"),
     "plan": (plan, "compare an agent that looks ahead in the model with itself without"),
     "plan-transfer": (plan_transfer, "measure how often an agent's plans made in the model work in the real world"),
+    "interpolate": (interpolate, "interpolate the weights of two checkpoints"),
     "fit-gate": (fit_gate, "fit the exit gate of a finished model"),
     "rollout": (rollout, "imagine whole episodes, scored by depth"),
     "pixels": (pixels, "measure one property of a pixel world"),

@@ -1,0 +1,47 @@
+"""Interpolate the weights of a checkpoint and of one that was trained further from it.
+
+Fine-tuned weights forget part of what the first ones could do. On the line between the two, most of what was gained and
+most of what was lost is there at once (Wortsman et al. 2022, "Robust fine-tuning of zero-shot models").
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from loopwm.records.errors import InputError
+from loopwm.records.training_episodes import TrainingEpisodes
+from loopwm.text.model.checkpoint import load_checkpoint
+from loopwm.text.training.program import export_model
+
+EXAMPLE = "python -m lab interpolate loopwm/pretrained runs/further/model --share 0.5 --out runs/between"
+
+
+def interpolate(first: Path, second: Path, share: float, out: Path) -> None:
+    """Write (1 - share) first + share second, in the form of `second`. Raises InputError for other shapes."""
+    start, _ = load_checkpoint(first)
+    end, tokenizer = load_checkpoint(second)
+    weights, earlier = end.state_dict(), start.state_dict()
+    for name, weight in weights.items():
+        if name not in earlier or earlier[name].shape != weight.shape:
+            raise InputError(f"{first}: must have the weights of {second}, lacks {name} in this shape")
+        weights[name] = torch.lerp(earlier[name], weight, share)
+    end.load_state_dict(weights)
+    export_model(end, tokenizer, out, TrainingEpisodes.load(second))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("first", type=Path, help="checkpoint that training began from")
+    parser.add_argument("second", type=Path, help="checkpoint that it came to")
+    parser.add_argument("--share", type=float, required=True, help="of the second, 0 to 1")
+    parser.add_argument("--out", type=Path, required=True, help="new folder of the model")
+
+
+def run(args: argparse.Namespace) -> None:
+    if not 0 <= args.share <= 1:
+        raise InputError(f"--share: must be 0 to 1, got {args.share}")
+    if args.out.exists():
+        raise InputError(f"--out: must not exist, got {args.out}")
+    interpolate(args.first, args.second, args.share, args.out)
