@@ -28,7 +28,7 @@ def connected(args: argparse.Namespace) -> Iterator[Client]:
     if args.url is not None:
         yield Client(args.url, key)
         return
-    command = [sys.executable, "-m", "serve", "--model", str(args.model), "--port", "0"]
+    command = [sys.executable, "-m", "serve", "--model", str(args.model), "--port", "0", "--access-log", "off"]
     # A session of its own, so that Ctrl-C reaches only the command.
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as server:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 from typing import Any
@@ -13,6 +14,7 @@ from loopwm.records.template import Context, Transition
 from loopwm.text.world import WorldModel
 from loopwm.worlds.http import Client, WorldError
 from serve.__main__ import main
+from serve.local_service import connected
 from serve.play import Game, PlayError
 from serve.playground import EXAMPLES
 
@@ -169,3 +171,9 @@ def test_the_terminal_starts_from_the_pages_examples(capsys):
     assert caught.value.code == 0
     told = capsys.readouterr().out
     assert all(example["name"] in told for example in json.loads(EXAMPLES.read_text()))
+
+
+def test_a_service_of_its_own_logs_no_accesses(checkpoint, capfd):
+    with connected(argparse.Namespace(url=None, model=checkpoint, api_key_file=None)) as client:
+        assert client.model()
+    assert "/v1/models" not in capfd.readouterr().err
