@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from eval.commands import (
-    compare,
-    listing,
-    run,
-    tabulate,
-    validate,
-)
+from eval.commands import compare, listing, run, tabulate, validate
 from eval.pixels import command as pixels
 from loopwm.records.command import command_parser, exit_status, refuse_renamed
 

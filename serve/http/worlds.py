@@ -40,10 +40,7 @@ log = logging.getLogger(__name__)
 MAX_BATCH = 256
 """Most requests of a batch."""
 
-FOREIGN = (
-    "goal and observation are not worded like the environments this checkpoint was trained on: expect wrong answers; "
-    "train it on logs of this environment (loopwm train)"
-)
+FOREIGN = "goal and observation are worded unlike all training data: expect wrong answers (cure: loopwm train LOGS)"
 
 Json = dict[str, Any]
 VISIBLE = r"[^\s\x00-\x1f\x7f-\xa0\u200b-\u200f\u2028-\u202f\u2060-\u2064\ufeff]"

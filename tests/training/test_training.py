@@ -288,7 +288,6 @@ def test_injection_embeddings_heads_and_norms_do_not_decay_and_are_not_muons(con
         ("objective.reward_coef=1", "prediction_heads"),
         ("objective.consistency_coef=1", "monitor_head"),
         ("model.overrides={propagate: text}", "propagate"),
-        ("depth.mean_rate=1.0", "depth.mean_rate: must be 0.0, got 1.0"),
     ],
 )
 def test_a_wrong_configuration_is_one_line_and_status_2(config_file, tmp_path, capsys, override, named):

@@ -238,24 +238,11 @@ class TrainingConfig:
             )
 
 
-RETIRED: dict[str, dict[str, Any]] = {
-    "objective": {"exit_loss": "none", "exit_entropy_coef": 0.0, "state_coef": 0.0},
-    "depth": {"mean_rate": 0.0, "loop_price": 0.01},
-}
-"""Keys of earlier run folders whose mechanism was removed, with the value that still means the same run."""
-
-
 def load_config(path: Path, overrides: Sequence[str] = ()) -> TrainingConfig:
     """Read a YAML file and apply `section.key=value` overrides. Raises InputError."""
     return training_config(read_sections(path, overrides))
 
 
 def training_config(sections: dict[str, Any]) -> TrainingConfig:
-    """Convert sections to a configuration; drop retired keys at their defaults. Raises InputError."""
-    for section, keys in RETIRED.items():
-        if not isinstance(values := sections.get(section), dict):
-            continue  # `typed` reports a section that is not a mapping
-        for key, default in keys.items():
-            if (value := values.pop(key, default)) != default:
-                raise InputError(f"{section}.{key}: must be {default}, got {value!r}; this key was removed")
+    """Convert sections to a configuration. Raises InputError."""
     return typed(TrainingConfig, sections)
