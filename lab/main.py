@@ -25,6 +25,7 @@ from lab.data import (
     tokenizer_eval,
     train_tokenizer,
 )
+from lab.figures import command as figures
 from lab.lm_eval import command as lm_eval_tasks
 from lab.mutants import command as mutants
 from lab.pixels import command as pixels
@@ -46,6 +47,7 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "calibration": (trust, "compare the trust in predictions with how often they are right"),
     "results": (results_page, "keep results of runs and write the page of all of them"),
     "pictures": (pictures_page, "write the page of pictures and claims beside the results page"),
+    "figures": (figures, "recompute the figures of README and the results pages"),
     "scaling": (scaling, "tabulate what each preset costs in training and serving"),
     "mutants": (mutants, "plant faults one at a time and run the tests that must find them"),
     "lm-eval-tasks": (lm_eval_tasks, "write suites as tasks of lm-evaluation-harness"),

@@ -1,0 +1,1 @@
+"""Figures of pages, recomputed from what is stored beside them."""

@@ -1,0 +1,270 @@
+"""What the figures of pages are recomputed from: names that stand in the marks beside them.
+
+A mark names a run by its suite, with `_` for `-`: `scienceworld_500.em(5)` is the exact match of the shipped checkpoint
+after five actions in the context `observed`. `.given("full")`, `.by("track")`, `.of("Incline")`, `.at_depth(1)` and
+`.before` are the same with another context, model, family, depth, or the weights that shipped before.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eval.reports.results_page import SHIPPED_NAME, SUITE_TITLES
+from eval.scores.calibration import Calibration, calibrate
+from eval.scores.rows import OVERALL, Item
+from eval.scores.suites import suite_names
+from lab.figures.predictions import FOLDER, PREVIOUS, SUFFIX, Rescored
+from lab.reports.error_kinds import error_kind
+from loopwm.records.errors import InputError
+from loopwm.records.files import read_json
+
+DEV = {f"{env}_dev{kind}" for env in ("scienceworld", "alfworld") for kind in ("", "_noisy", "_counterfactual")}
+"""Names of the dev suites but those of what people try first."""
+
+
+class MissingError(InputError):
+    """A figure's source is not stored."""
+
+
+class Percent(float):
+    """A share in per cent, shown with one decimal."""
+
+
+class Store:
+    """Stored results of a folder, each read once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.data = root, root / "docs/results/data"
+        self._results: dict[str, dict[str, Any]] = {}
+        self._items: dict[str, list[tuple[str, Item, float]]] = {}
+
+    def result(self, name: str, *, before: bool = False) -> dict[str, Any]:
+        """Return a run's result. Raises MissingError if neither it nor its predictions are stored."""
+        key = f"{PREVIOUS}/{name}" if before else name
+        if key not in self._results:
+            path, predictions = self.data / f"{key}.json", self.data / FOLDER / f"{name}{SUFFIX}"
+            if path.is_file():
+                self._results[key] = read_json(path)
+            elif predictions.is_file() and not before:
+                self._results[key] = Rescored.read(predictions).results()
+            else:
+                raise MissingError(f"{key}: not stored")
+        return self._results[key]
+
+    def items(self, name: str) -> list[tuple[str, Item, float]]:
+        """Return (last observation, scored prediction, trust or NaN) of each. Raises MissingError if not stored."""
+        if name not in self._items:
+            path = self.data / FOLDER / f"{name}{SUFFIX}"
+            if not path.is_file():
+                raise MissingError(f"{FOLDER}/{name}: not stored")
+            run = Rescored.read(path)
+            self._items[name] = [
+                (
+                    window["history"][-1]["observation"],
+                    item,
+                    run.records[item.window_id, item.horizon].get("trust", float("nan")),
+                )
+                for window, item in run.items()
+            ]
+        return self._items[name]
+
+    def json(self, path: str) -> Any:
+        """Read a stored file of another kind. Raises MissingError without it."""
+        if not (self.data / path).is_file():
+            raise MissingError(f"{path}: not stored")
+        return read_json(self.data / path)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Figures of one kept run; horizons count actions."""
+
+    store: Store
+    suite: str
+    context: str = "observed"
+    model: str = SHIPPED_NAME
+    family: str = OVERALL
+    depth: int = 2
+    earlier: bool = False
+
+    def given(self, context: str) -> Run:
+        return replace(self, context=context)
+
+    def by(self, model: str) -> Run:
+        return replace(self, model=model)
+
+    def of(self, family: str) -> Run:
+        return replace(self, family=family)
+
+    def at_depth(self, depth: int) -> Run:
+        return replace(self, depth=depth)
+
+    @property
+    def before(self) -> Run:
+        return replace(self, earlier=True)
+
+    @property
+    def name(self) -> str:
+        name = f"{self.suite}--{self.context}--{self.model}"
+        return name if self.suite in SUITE_TITLES or self.model != SHIPPED_NAME else f"{name}--T{self.depth}"
+
+    @property
+    def result(self) -> dict[str, Any]:
+        return self.store.result(self.name, before=self.earlier)
+
+    def row(self, horizon: int) -> dict[str, Any]:
+        """Return the row of the family at a horizon. Raises MissingError without one."""
+        rows = self.result["rows"]
+        row = next((row for row in rows if (row["family"], row["horizon"]) == (self.family, horizon)), None)
+        if row is None:
+            raise MissingError(f"{self.name}: no row of {self.family} after {horizon}")
+        return row  # type: ignore[no-any-return]
+
+    def n(self, horizon: int) -> int:
+        return int(self.row(horizon)["n"])
+
+    def em(self, horizon: int, split: str = "") -> Percent | None:
+        """Return the exact match of all or of a split such as `novel`, None without such items."""
+        share = self.row(horizon).get(f"em_{split}" if split else "em")
+        return None if share is None else Percent(100 * share)
+
+    def n_of(self, split: str, horizon: int) -> int:
+        return int(self.row(horizon)[f"n_{split}"])
+
+    def true(self, kind: str, horizon: int) -> int:
+        """Return how many refusals, ends or rewards (other than 0) there are."""
+        row = self.row(horizon)[kind]
+        return int(row["n_nonzero"] if kind == "reward" else row["n"])
+
+    def found(self, kind: str, horizon: int) -> int:
+        """Return how many of them were predicted right."""
+        row = self.row(horizon)[kind]
+        return round(row.get("accuracy_nonzero" if kind == "reward" else "recall", 0) * self.true(kind, horizon))
+
+    def false_alarms(self, kind: str, horizon: int) -> int:
+        return int(self.row(horizon)[kind]["predicted"]) - self.found(kind, horizon)
+
+    def wrong(self, horizon: int, kind: str = "") -> int:
+        """Return the number of wrong predictions, of all or of a kind of error."""
+        if not kind:
+            return round(self.n(horizon) * (1 - self.row(horizon)["em"]))
+        wrong = [(last, item) for last, item, _ in self._items() if item.horizon == horizon and not item.scores["em"]]
+        kinds = [error_kind(item.game.partition("/")[0], item.prediction, item.reference, last) for last, item in wrong]
+        return kinds.count(kind)  # type: ignore[arg-type]
+
+    def wrong_unanswerable(self, horizon: int) -> int:
+        """Return the number of wrong predictions of what nothing seen determines."""
+        row = self.row(horizon)
+        return self.wrong(horizon) - round(row["n_decidable"] * (1 - row["em_decidable"]))
+
+    @property
+    def pairs(self) -> int:
+        return int(self.result["pairs"]["n"])
+
+    @property
+    def both(self) -> Percent:
+        """Return the share of pairs with both answers right."""
+        return Percent(100 * self.result["pairs"]["both"])
+
+    def _items(self) -> list[tuple[str, Item, float]]:
+        return [entry for entry in self.store.items(self.name) if self.family in (OVERALL, entry[1].family)]
+
+
+def trust(*runs: Run, horizons: tuple[int, ...] | None = None) -> Calibration:
+    """Return the calibration of the trust in the predictions of runs, at some horizons."""
+    entries = [entry for run in runs for entry in run._items() if horizons is None or entry[1].horizon in horizons]
+    values = np.nan_to_num(np.array([value for _, _, value in entries]))  # a text that was cut cannot be right
+    return calibrate(values, np.array([item.scores["em"] == 1 for _, item, _ in entries]))
+
+
+@dataclass(frozen=True)
+class Agents:
+    """Scores of agents that look ahead in the shipped checkpoint."""
+
+    store: Store
+
+    @cached_property
+    def _result(self) -> dict[str, Any]:
+        shipped = self.store.result(f"scienceworld-500--observed--{SHIPPED_NAME}")["provenance"]["model_sha256"]
+        result: dict[str, Any] = self.store.json(f"agents/look-ahead--{shipped[:8]}.json")
+        return result
+
+    @property
+    def games(self) -> int:
+        return int(self._result["n"])
+
+    def score(self, arm: str) -> float:
+        return float(self._result["arms"][arm]["mean"])
+
+    def difference(self, a: str, b: str) -> list[float]:
+        """Return mean and bounds of a - b."""
+        row = next(row for row in self._result["differences"] if (row["a"], row["b"]) == (a, b))
+        return [row["mean"], *row["ci95"]]
+
+
+class Weights:
+    """Counts of the shipped weights."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "model.safetensors"
+
+    @cached_property
+    def _sizes(self) -> dict[str, int]:
+        with self.file.open("rb") as file:
+            header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+        return {name: int(np.prod(t["shape"])) for name, t in header.items() if name != "__metadata__"}
+
+    @property
+    def parameters(self) -> int:
+        return sum(self._sizes.values())
+
+    @property
+    def without_embeddings(self) -> int:
+        return sum(size for name, size in self._sizes.items() if "embed_tokens" not in name)
+
+    @property
+    def mebibytes(self) -> float:
+        return self.file.stat().st_size / 2**20
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        config: dict[str, Any] = read_json(self.file.parent / "config.json")
+        return config
+
+
+class Training:
+    """Dev rows of a training run that was kept, by step."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self._rows = {row["step"]: row for row in rows}
+
+    def at(self, step: int) -> dict[str, Any]:
+        return self._rows[step]
+
+
+def names_in(root: Path) -> dict[str, Any]:
+    """Return every name that a mark may use."""
+    store = Store(root)
+    runs = {suite.replace("-", "_"): Run(store, suite) for suite in suite_names()}
+    functions: dict[str, Callable[..., Any]] = {"min": min, "max": max, "sum": sum, "len": len, "round": round}
+    return {
+        **runs,
+        **functions,
+        "range": range,
+        "trust": trust,
+        "dev_trust": lambda: trust(*(run for name, run in runs.items() if name in DEV)),
+        "probe_trust": lambda: trust(*(run for name, run in runs.items() if name.endswith("_dev_probe"))),
+        "agents": Agents(store),
+        "weights": Weights(root / "loopwm/pretrained"),
+        "training": lambda name: Training(store.json(f"training/{name}.json")),
+        "study": lambda name: store.json(f"studies/{name}.json"),
+        "stored": store.json,
+    }
