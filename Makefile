@@ -2,6 +2,8 @@
 # make docs    write the documentation as a site to build/site; only the first call needs a network
 # make test-times  run the tests and list the 30 slowest
 # make test-lab  run the slower tests of lab/, which the product does not need
+# make figures   recompute the figures of README and the results pages from stored results (FIGURES_ARGS)
+# make test-extras  run what `make test` skips for want of a package, in an environment of its own (needs g++ and make)
 # make mutants   plant faults one at a time and run the tests that must find them: hours (MUTANTS_ARGS)
 # make test-vllm   compare decoding with vLLM's, in a second environment of 4 GB
 # make conformance  ask the service with clients of others: openai, langchain, litellm, schemathesis, guidellm, lm-eval,
@@ -21,6 +23,7 @@ PORT ?= 8000
 PYTEST_ARGS ?=
 TRAIN_ARGS ?=
 MUTANTS_ARGS ?=
+FIGURES_ARGS ?=
 WORKERS ?= 2
 SHARD ?= 1/1
 
@@ -29,12 +32,13 @@ BIN := $(VENV)/bin
 VLLM_VENV := .venv-vllm
 OPENENV_VENV := .venv-openenv
 BROWSER_VENV := .venv-browser
+EXTRAS_VENV := .venv-extras
 CHROMIUM ?= $(shell command -v chromium || command -v google-chrome)
 CONFORMANCE_VENV := .venv-conformance
 HARNESS_VENV := .venv-harness
 DOCS_VENV := .venv-docs
 
-.PHONY: data train-reference probe serve test test-times test-lab lint docs test-vllm test-games test-openenv test-browser conformance mutants
+.PHONY: data train-reference probe serve test test-times test-lab lint docs test-vllm test-games test-openenv test-browser conformance mutants figures test-extras
 
 serve: $(VENV)/.installed
 	$(BIN)/python -m serve --model loopwm/pretrained --host $(HOST) --port $(PORT)
@@ -48,6 +52,25 @@ test-times: test
 
 test-lab: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/lab $(PYTEST_ARGS)
+
+figures: $(VENV)/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m lab figures $(FIGURES_ARGS)
+
+# Packages that not everybody needs. A failing test prints in full, a skipped one a line with its reason.
+EXTRAS_TESTS := $(addprefix tests/data_prep/test_,pixels.py vizdoom.py textworld.py alfworld.py alfworld_texts.py) \
+  $(addprefix tests/lab/pixels/test_,memory_studies.py memory_choice.py oracle.py atari_scores.py) \
+  tests/lab/data/test_train_tokenizer.py tests/pixel/test_gym.py
+test-extras: $(EXTRAS_VENV)/.installed
+	OMP_NUM_THREADS=1 $(EXTRAS_VENV)/bin/python -m pytest -q -rs --no-fold-skipped $(EXTRAS_TESTS) $(PYTEST_ARGS)
+
+# rliable does not run on pandas 3. craftax is not here: it brings pygame where others bring pygame-ce, and no test needs it.
+# The compilation asks for a command named `python`.
+$(EXTRAS_VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(EXTRAS_VENV)/bin/python || $(PYTHON) -m venv $(EXTRAS_VENV)
+	grep -v '^pandas==' constraints.txt > $(EXTRAS_VENV)/constraints.txt
+	PATH=$(abspath $(EXTRAS_VENV)/bin):$$PATH $(EXTRAS_VENV)/bin/python -m pip install -c $(EXTRAS_VENV)/constraints.txt \
+	  -e '.[data,train,eval,serve,mcp,envs,pixel,crafter,minatar,atari,minigrid,vizdoom,rliable,textworld,alfworld,dask,dev]'
+	touch $@
 
 mutants: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m lab mutants $(MUTANTS_ARGS)

@@ -194,7 +194,7 @@ def _format(value: Any, spec: str | None, shown: str) -> str:
         return format(value, spec)
     if NUMBER.fullmatch(" " + shown, 1) and not isinstance(value, str):
         decimals = len(shown.partition(".")[2])
-        value = floor(value + 0.5) if decimals == 0 else value  # 32.5 is 33, not the even 32
+        value = floor(round(value, 6) + 0.5) if decimals == 0 else value  # 32.5 is 33, not the even 32
         comma = "," if "," in shown or "." in shown or abs(value) >= 10_000 else ""
         return format(value, f"{'+' if shown[0] == '+' else ''}{comma}.{decimals}f")
     if isinstance(value, Percent):

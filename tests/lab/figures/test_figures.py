@@ -1,0 +1,231 @@
+"""Figures of pages are recomputed from stored results, and these from stored predictions."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_prep.solutions import PACKED
+from data_prep.tokenize import TOKENIZER_FILE
+from eval.__main__ import main as evaluate
+from lab.__main__ import main
+from lab.data.stats import count_groups, markdown, token_counter
+from lab.figures import command, predictions
+from lab.figures.command import PAGES, STATISTICS, packed_episodes
+from lab.figures.marks import Page
+from lab.figures.predictions import Rescored
+from lab.figures.sources import MissingError, Percent, names_in
+
+ROOT = Path(__file__).parents[3]
+SUITE = "alfworld-probe"
+NAME = f"{SUITE}--observed--track"
+
+
+@pytest.fixture(scope="module")
+def track(tmp_path_factory) -> Path:
+    """A finished run of a baseline on a small committed suite."""
+    out = tmp_path_factory.mktemp("runs") / "track"
+    arguments = ["run", "--model", "track", "--suite", SUITE, "--context", "observed", "--horizons", "1,5"]
+    assert evaluate([*arguments, "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of what the figures of pages are recomputed from, without predictions."""
+    root = tmp_path / "checkout"
+    shutil.copytree(ROOT / "docs/results", root / "docs/results", ignore=shutil.ignore_patterns("predictions"))
+    (root / "loopwm/pretrained").mkdir(parents=True)
+    for name in PAGES:
+        shutil.copy(ROOT / name, root / name)
+    for name in ("model.safetensors", "config.json"):
+        shutil.copy(ROOT / "loopwm/pretrained" / name, root / "loopwm/pretrained" / name)
+    return root
+
+
+@pytest.fixture
+def figures(checkout, capsys) -> Callable[..., tuple[int, str]]:
+    def call(*arguments: str) -> tuple[int, str]:
+        status = main(["figures", "--root", str(checkout), *arguments])
+        captured = capsys.readouterr()
+        return status, captured.out + captured.err
+
+    return call
+
+
+def plant(checkout: Path) -> tuple[Path, str, str]:
+    """Change a digit of a recomputed figure of a typed page; return page, true and shown text."""
+    page = checkout / "docs/results.md"
+    text = page.read_text()
+    found = Page("docs/results.md", text).figures(names_in(checkout))
+    figure = next(f for f in found if f.state == "same" and f.shown[-1].isdigit())
+    wrong = figure.shown[:-1] + str((int(figure.shown[-1]) + 1) % 10)
+    page.write_text(text[: figure.start] + wrong + text[figure.end :])
+    return page, figure.shown, wrong
+
+
+def test_figures_of_the_committed_pages_are_right(capsys) -> None:
+    assert main(["figures", "--parts", "pages"]) == 0, capsys.readouterr().out
+
+
+def test_figures_with_a_wrong_digit_on_a_page_fail(checkout, figures) -> None:
+    _, true, wrong = plant(checkout)
+    status, output = figures("--parts", "pages")
+    assert status == 2
+    assert [line for line in output.splitlines() if f"shown {wrong}, recomputed {true}" in line]
+    assert "error: figures: 1 differ\n" in output
+
+
+def test_figures_write_puts_the_right_digit_back(checkout, figures) -> None:
+    page, *_ = plant(checkout)
+    readme = (checkout / "README.md").read_text()
+    (checkout / "README.md").write_text(readme.replace("| ALFWorld, experts' paths | 500 | ", "| Wrong | 1 | ", 1))
+    status, output = figures("--parts", "pages", "--write")
+    assert status == 0, output
+    assert page.read_text() == (ROOT / "docs/results.md").read_text()
+    assert (checkout / "README.md").read_text() == readme
+
+
+def test_figures_of_a_wrong_prediction_fail(checkout, figures, track) -> None:
+    status, output = figures("--keep", str(track), "--parts", "runs")
+    assert status == 0, output
+    path = checkout / f"docs/results/data/predictions/{NAME}.jsonl.xz"
+    head, *lines = lzma.decompress(path.read_bytes()).decode().splitlines()
+    shown = {(w["id"], k): w["observations"][k - 1] for w in Rescored.read(path).windows for k in (1, 5)}
+    records = [json.loads(line) for line in lines]
+    right = next(r for r in records if r["prediction"] == shown[r["id"], r["horizon"]])
+    right["prediction"] = "Nothing happens at all."
+    path.write_bytes(lzma.compress("\n".join([head, *map(json.dumps, records)]).encode()))
+    status, output = figures("--parts", "runs")
+    em = next(row["em"] for row in json.loads((track / "results.json").read_text())["rows"])
+    assert status == 2
+    lines = [line for line in output.splitlines() if f"rows overall {right['horizon']} em: shown" in line]
+    assert lines, output
+    if right["horizon"] == 1:
+        assert lines[0].endswith(f"{NAME}.json: rows overall 1 em: shown {em}, recomputed {round(em - 0.005, 4)}")
+
+
+def test_keep_of_results_that_do_not_follow_is_an_error(figures, track, tmp_path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(track, folder)
+    results = json.loads((folder / "results.json").read_text())
+    results["rows"][0]["em"] = 0.5
+    (folder / "results.json").write_text(json.dumps(results))
+    status, output = figures("--keep", str(folder), "--parts", "runs")
+    assert (status, "results.json: must follow from predictions.jsonl" in output) == (2, True)
+
+
+def test_keep_beyond_the_size_limit_is_an_error(checkout, figures, track, monkeypatch) -> None:
+    monkeypatch.setattr(predictions, "LIMIT", 100)
+    status, output = figures("--keep", str(track), "--parts", "runs")
+    assert (status, "must take at most 100 bytes" in output) == (2, True)
+    assert not (checkout / "docs/results/data/predictions").exists()
+
+
+def test_keep_moves_results_of_other_weights(checkout, figures, track) -> None:
+    stored = checkout / f"docs/results/data/{NAME}.json"
+    old = json.loads(stored.read_text())
+    old["provenance"]["model_sha256"] = "0" * 64
+    stored.write_text(json.dumps(old))
+    assert figures("--keep", str(track), "--parts", "runs")[0] == 0
+    assert json.loads((checkout / f"docs/results/data/previous/{NAME}.json").read_text()) == old
+
+
+def test_predictions_of_another_suite_are_an_error(checkout, figures, track) -> None:
+    figures("--keep", str(track), "--parts", "runs")
+    path = checkout / f"docs/results/data/predictions/{NAME}.jsonl.xz"
+    text = lzma.decompress(path.read_bytes()).decode()
+    head, _, rest = text.partition("\n")
+    changed = json.loads(head)
+    changed["provenance"]["suite_sha256"] = "0" * 64
+    path.write_bytes(lzma.compress(f"{json.dumps(changed)}\n{rest}".encode()))
+    status, output = figures("--parts", "runs")
+    assert (status, "suite_sha256: must be" in output) == (2, True)
+    path.write_bytes(lzma.compress(text[: text[:-1].rindex("\n") + 1].encode()))
+    status, output = figures("--parts", "runs")
+    assert (status, ": missing" in output) == (2, True)
+
+
+def test_figures_of_the_packs_are_counted(checkout, figures, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(command, "PACKED", tmp_path)
+    shutil.copy(PACKED / "alfworld-dev-expert.tar.xz", tmp_path)
+    page = checkout / STATISTICS
+    page.parent.mkdir()
+    text = markdown(count_groups(packed_episodes(), token_counter(TOKENIZER_FILE)), "picture.png")
+    page.write_text(text)
+    status, output = figures("--parts", "packs")
+    assert (status, "10 of 14 figures recomputed" in output) == (0, True), output
+    page.write_text(text.replace("| alfworld, dev, expert | 121 |", "| alfworld, dev, expert | 120 |"))
+    status, output = figures("--parts", "packs")
+    assert (status, "alfworld, dev, expert, episodes: shown 120, recomputed 121" in output) == (2, True)
+
+
+def missing() -> None:
+    raise MissingError("a run: not stored")
+
+
+class Row:
+    def __init__(self, em: float) -> None:
+        self.em = Percent(em)
+
+
+NAMES: dict[str, Any] = {"a": 12.34, "n": 1500, "low": -3.2, "missing": missing, "x": Row(50.0), "y": Row(61.25)}
+
+
+def states(text: str) -> list[tuple[str, str, str]]:
+    return [(figure.shown, figure.again, figure.state) for figure in Page("p.md", text).figures(NAMES)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("It is 12.3 of 1,500.\n<!-- figures: a; n -->", [("12.3", "12.3", "same"), ("1,500", "1,500", "same")]),
+        ("It is 12.4 (-3.2).\n<!-- figures: a; low -->", [("12.4", "12.3", "differs"), ("-3.2", "-3.2", "same")]),
+        ("Up +12, 3 and 4.\n<!-- figures: a; ... -->", [("+12", "+12", "same"), *[(n, "", "neither") for n in "34"]]),
+        (
+            "- 7 a\n- 8 or 12\n<!-- figures: _; a -->",
+            [("7", "", "neither"), ("8", "", "neither"), ("12", "12", "same")],
+        ),
+        ("It is 5.\n<!-- figures: missing() -->", [("5", "a run: not stored", "not stored")]),
+        ("A range of 3-5: `make 7` [at](9.md)", [("3", "", "command"), ("5", "", "command")]),
+        ("At T = 4 in 95 % of Python 3.11, 4.0M, x2: 6", [("6", "", "neither")]),
+        ("```\n1\n```\n\n    bash 2\n\nThen 3", [("3", "", "neither")]),
+    ],
+    ids=["same", "differs", "rest", "left out", "missing", "hidden", "names", "code"],
+)
+def test_numbers_of_text_are_compared_in_order(text, expected) -> None:
+    assert states(text) == expected
+
+
+TABLE = (
+    "| | n | exact |\n| --- | --- | --- |\n| one | 3 | 50.0 |\n| two | | - / 61.3 |\n\n<!-- figures:\nrows: {}\n{}-->"
+)
+
+
+def test_cells_of_a_table_are_compared_by_row_and_column() -> None:
+    rows = '[x, {row: y, exact: "- / {row.em:.2f}"}]'
+    assert states(TABLE.format(rows, 'exact: "{row.em}"\nn: "{n}"\n')) == [
+        ("3", "1500", "differs"), ("50.0", "50.0", "same"), ("- / 61.3", "- / 61.25", "differs"),
+    ]  # fmt: skip
+    assert states(TABLE.format("[null, y]", 'exact: "- / {row.em}"\n'))[-1] == ("- / 61.3", "- / 61.2", "differs")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1 and 2\n<!-- figures: a -->", r"p\.md: line 2: must have an expression for each of 1, 2; got 1"),
+        ("1\n<!-- figures: b -->", r"p\.md: line 2: b: NameError"),
+        (TABLE.format("[x]", ""), "rows: must name all 2 rows of the table, got 1"),
+        (TABLE.format("[x, y]", "EM: '{a}'\n"), "columns: must be of the table, got EM"),
+        (TABLE.format("[x, y", ""), "must be YAML"),
+    ],
+)
+def test_a_mark_that_cannot_be_read_is_one_line(text, message) -> None:
+    with pytest.raises(Exception, match=message):
+        states(text)
