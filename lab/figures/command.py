@@ -18,15 +18,14 @@ from typing import Any
 from data_prep.solutions import PACKED
 from data_prep.tokenize import TOKENIZER_FILE
 from data_prep.unpack import EPISODES, SUFFIX, members
-from eval.reports import results_page
-from eval.reports.results_page import in_short, read_store
 from lab.data.stats import COLUMNS, count_groups, token_counter
 from lab.figures.marks import NUMBER, Figure, Page
 from lab.figures.predictions import FOLDER, Rescored, keep
 from lab.figures.predictions import SUFFIX as PREDICTIONS
 from lab.figures.sources import names_in
-from lab.reports import pictures_page
+from lab.reports import pictures_page, results_page
 from lab.reports.picture_store import read_pictures
+from lab.reports.results_page import in_short, read_store
 from loopwm.records.episodes import Episode, parse_episode
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json, read_json_lines, write_atomic, write_json

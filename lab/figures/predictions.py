@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from eval.commands.harness import RunSettings, make_results, read_results, recorded_prediction
-from eval.reports import results_page
-from eval.reports.results_page import SUITE_TITLES, called
 from eval.scores.intervals import INTERVALS
 from eval.scores.metrics import METRICS_VERSION
 from eval.scores.predictions import Key, Record, read_records
 from eval.scores.rows import Item, score_window
 from eval.scores.seen import Seen, find_seen
 from eval.scores.suites import Suite, load_suite
+from lab.reports import results_page
+from lab.reports.results_page import SUITE_TITLES, called
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json, read_json_lines, write_json, write_lines
 from loopwm.records.windows import Window, stratified_sample
