@@ -20,16 +20,20 @@ EXAMPLE = "python -m lab interpolate loopwm/pretrained runs/further/model --shar
 
 
 def interpolate(first: Path, second: Path, share: float, out: Path) -> None:
-    """Write (1 - share) first + share second, in the form of `second`. Raises InputError for other shapes."""
-    start, _ = load_checkpoint(first)
-    end, tokenizer = load_checkpoint(second)
-    weights, earlier = end.state_dict(), start.state_dict()
-    for name, weight in weights.items():
-        if name not in earlier or earlier[name].shape != weight.shape:
+    """Write (1 - share) first + share second; an exit gate, which training drops, stays that of the first.
+
+    Raises InputError for other shapes.
+    """
+    model, tokenizer = load_checkpoint(first)
+    end, _ = load_checkpoint(second)
+    weights = model.state_dict()
+    for name, weight in end.state_dict().items():
+        if name not in weights or weights[name].shape != weight.shape:
             raise InputError(f"{first}: must have the weights of {second}, lacks {name} in this shape")
-        weights[name] = torch.lerp(earlier[name], weight, share)
-    end.load_state_dict(weights)
-    export_model(end, tokenizer, out, TrainingEpisodes.load(second))
+        weights[name] = torch.lerp(weights[name], weight, share)
+    model.load_state_dict(weights)
+    model.config.tokens_per_byte = end.config.tokens_per_byte
+    export_model(model, tokenizer, out, TrainingEpisodes.load(second))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""Copied into every checkpoint folder, so that the Auto classes find the model by `trust_remote_code=True`.
+"""Entry point of the Auto classes with `trust_remote_code=True`, copied into every checkpoint folder.
 
 The code itself is the installed package's: `pip install loopwm`.
 """
