@@ -124,8 +124,8 @@ class Page:
         rest = expressions[-1:] == ["..."]
         expressions = expressions[:-1] if rest else expressions
         if len(expressions) > len(numbers) or (len(expressions) < len(numbers) and not rest):
-            found = ", ".join(number[0] for number in numbers)
-            raise InputError(f"{where}: must have an expression for each of {found}; got {len(expressions)}")
+            shown = ", ".join(number[0] for number in numbers)
+            raise InputError(f"{where}: must have an expression for each of {shown}; got {len(expressions)}")
         for number, expression in zip(numbers, expressions, strict=False):
             if expression != "_":
                 yield self._compared(number.start(), number.end(), "{" + expression + "}", names, where)

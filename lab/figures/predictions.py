@@ -82,9 +82,9 @@ def _write(folder: Path, results: Mapping[str, Any], path: Path) -> None:
 
 
 def _slim(record: Record) -> dict[str, Any]:
-    kept = {name: record[name] for name in _ALWAYS}  # type: ignore[literal-required]
-    kept |= {name: record[name] for name in _IF_PREDICTED if name in record}  # type: ignore[literal-required]
-    return {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in kept.items()}
+    fields = {name: record[name] for name in _ALWAYS}  # type: ignore[literal-required]
+    fields |= {name: record[name] for name in _IF_PREDICTED if name in record}  # type: ignore[literal-required]
+    return {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in fields.items()}
 
 
 def _move_previous(data: Path, name: str, results: Mapping[str, Any]) -> None:
@@ -130,12 +130,12 @@ class Rescored:
 
     def _check_suite(self) -> None:
         suite, facts = self._suite, self._head["provenance"]
-        for name, wanted, found in (
+        for name, expected, actual in (
             ("suite_sha256", suite.sha256, facts["suite_sha256"]),
             ("metrics_version", METRICS_VERSION, self._head["metrics_version"]),
         ):
-            if wanted != found:
-                raise InputError(f"{self._where}: {name}: must be {wanted}, got {found}; run it again and keep that")
+            if expected != actual:
+                raise InputError(f"{self._where}: {name}: must be {expected}, got {actual}; run it again and keep that")
 
     def items(self) -> Iterator[tuple[Window, Item]]:
         """Yield every prediction, scored, with its window."""

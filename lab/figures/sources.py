@@ -1,4 +1,4 @@
-"""What the figures of pages are recomputed from: names that stand in the marks beside them.
+"""Sources that figures are recomputed from: the names that the marks on pages use.
 
 A mark names a run by its suite, with `_` for `-`: `scienceworld_500.em(5)` is the exact match of the shipped checkpoint
 after five actions in the context `observed`. `.given("full")`, `.by("track")`, `.of("Incline")`, `.at_depth(1)` and

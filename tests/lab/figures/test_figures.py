@@ -63,8 +63,8 @@ def plant(checkout: Path) -> tuple[Path, str, str]:
     """Change a digit of a recomputed figure of a typed page; return page, true and shown text."""
     page = checkout / "docs/results.md"
     text = page.read_text()
-    found = Page("docs/results.md", text).figures(names_in(checkout))
-    figure = next(f for f in found if f.state == "same" and f.shown[-1].isdigit())
+    figures = Page("docs/results.md", text).figures(names_in(checkout))
+    figure = next(f for f in figures if f.state == "same" and f.shown[-1].isdigit())
     wrong = figure.shown[:-1] + str((int(figure.shown[-1]) + 1) % 10)
     page.write_text(text[: figure.start] + wrong + text[figure.end :])
     return page, figure.shown, wrong
