@@ -126,7 +126,7 @@ class Run:
         row = next((row for row in rows if (row["family"], row["horizon"]) == (self.family, horizon)), None)
         if row is None:
             raise MissingError(f"{self.name}: no row of {self.family} after {horizon}")
-        return row  # type: ignore[no-any-return]
+        return row
 
     def n(self, horizon: int) -> int:
         return int(self.row(horizon)["n"])
