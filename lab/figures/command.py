@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> None:
     if args.write:
         write_pages(args.root)
     parts = {"runs": runs_again, "pages": pages_again, "packs": packs_again}
-    figures = []
+    figures: list[Figure] = []
     for part in args.parts:
         started = time.monotonic()
         figures += parts[part](args.root)
@@ -172,7 +172,7 @@ def _short_table(text: str, table: str) -> tuple[int, int] | None:
     """Return the span of the table with the header of `table`, None without one."""
     header = re.escape(table.partition("\n")[0])
     match = re.search(rf"^{header}\n(?:\|.*\n)*", text, re.M)
-    return match and match.span()  # type: ignore[return-value]
+    return match and match.span()
 
 
 def _lines_again(page: str, shown: str, again: str, above: int = 0) -> Iterator[Figure]:
