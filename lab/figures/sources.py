@@ -187,14 +187,14 @@ def trust(*runs: Run, horizons: tuple[int, ...] | None = None) -> Calibration:
 
 @dataclass(frozen=True)
 class Agents:
-    """Scores of agents that look ahead in the shipped checkpoint."""
+    """Scores of agents that look ahead in a checkpoint. weights: first digits of its hash."""
 
     store: Store
+    weights: str
 
     @cached_property
     def _result(self) -> dict[str, Any]:
-        shipped = self.store.result(f"scienceworld-500--observed--{SHIPPED_NAME}")["provenance"]["model_sha256"]
-        result: dict[str, Any] = self.store.json(f"agents/look-ahead--{shipped[:8]}.json")
+        result: dict[str, Any] = self.store.json(f"agents/look-ahead--{self.weights}.json")
         return result
 
     @property
@@ -262,7 +262,7 @@ def names_in(root: Path) -> dict[str, Any]:
         "trust": trust,
         "dev_trust": lambda: trust(*(run for name, run in runs.items() if name in DEV)),
         "probe_trust": lambda: trust(*(run for name, run in runs.items() if name.endswith("_dev_probe"))),
-        "agents": Agents(store),
+        "agents": lambda weights: Agents(store, weights),
         "weights": Weights(root / "loopwm/pretrained"),
         "training": lambda name: Training(store.json(f"training/{name}.json")),
         "study": lambda name: store.json(f"studies/{name}.json"),
