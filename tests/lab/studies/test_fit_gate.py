@@ -198,13 +198,6 @@ def test_training_with_exit_gate_is_refused(config_file):
         TextProgram(load_config(config_file, ["model.overrides={exit_gate: true}"]))
 
 
-def test_config_with_retired_key_loads_only_at_its_default(config_file):
-    at_default = ["objective.exit_loss=none", "objective.exit_entropy_coef=0.0"]
-    assert load_config(config_file, at_default) == load_config(config_file)
-    with pytest.raises(InputError, match=r"objective\.exit_loss: must be none, got 'entropy'"):
-        load_config(config_file, ["objective.exit_loss=entropy"])
-
-
 def test_gate_loss_of_minimal_equals_ours(tokenizer):
     library, model = test_minimal.model_pair()
     marks = minimal.Template(minimal.Tokenizer.from_file(str(minimal.CHECKPOINT / "tokenizer.json")))
