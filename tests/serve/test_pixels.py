@@ -8,11 +8,13 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from loopwm.__main__ import main
 from loopwm.pixel.checkpoint import load_checkpoint
@@ -21,7 +23,7 @@ from loopwm.records.errors import InputError
 from loopwm.records.files import PACKAGED
 from loopwm.records.frames import FrameSpace, episode_files, read_episode
 from loopwm.training.real_world import real_environment
-from serve.pixels.game import CONTEXT, Game, differing
+from serve.pixels.game import CONTEXT, TOLERANCE, Game, differing
 from serve.pixels.pictures import GAP, OUTLINE, half_blocks, picture
 from serve.pixels.play import Keyboard
 
@@ -76,6 +78,42 @@ def test_end_of_one_side_only_counts_as_diverged(game, monkeypatch):
     assert game.diverged == 1
 
 
+def imagine(game: Game, monkeypatch: pytest.MonkeyPatch, reward: float, terminated: bool) -> None:
+    """Every imagined step has this reward and end."""
+    step = game._world.step
+
+    def changed(*arguments: Any) -> Any:
+        return replace(step(*arguments), reward=torch.tensor([reward]), terminated=torch.tensor([terminated]))
+
+    monkeypatch.setattr(game._world, "step", changed)
+
+
+def test_rewards_of_each_side_add_up(game, monkeypatch):
+    real_step = game._env.step
+    monkeypatch.setattr(game._env, "step", lambda action: (real_step(action)[0], 0.5, False, False, {}))
+    imagine(game, monkeypatch, reward=0.25, terminated=False)
+    for _ in range(3):
+        game.act(1)
+    assert (game.now.real.score, game.now.imagined.score) == (1.5, 0.75)
+
+
+def test_imagined_side_stays_over(game, monkeypatch):
+    imagine(game, monkeypatch, reward=0.25, terminated=True)
+    game.act(1)
+    over = game.now.imagined
+    game.act(0)
+    assert over.over
+    assert game.now.imagined is over
+    assert game.age == 2
+
+
+def test_cells_differ_from_the_tolerance_on():
+    real = np.zeros((16, 16, 3), np.uint8)
+    imagined = real.copy()
+    imagined[2, 3], imagined[4, 5] = TOLERANCE, TOLERANCE - 1
+    assert np.argwhere(differing(real, imagined)).tolist() == [[2, 3]]
+
+
 def test_back_replays_the_simulator(game):
     frames = []
     for action in (0, 2, 2):
@@ -92,8 +130,9 @@ def test_back_replays_the_simulator(game):
 
 @pytest.mark.parametrize("steps", [0, 3, 8])
 def test_fork_starts_the_imagined_world_from_real_frames(steps, game, monkeypatch):
-    for _ in range(steps):
-        game.act(0)
+    actions = [step % 3 for step in range(steps)]
+    for action in actions:
+        game.act(action)
     start, contexts = game._world.start, []
 
     def recorded(*context: Any) -> Any:
@@ -105,7 +144,7 @@ def test_fork_starts_the_imagined_world_from_real_frames(steps, game, monkeypatc
     ((obs, action, first, _),) = contexts
     frames = min(steps + 1, CONTEXT)
     assert np.array_equal(obs[0, -1], game.now.real.frame)
-    assert (obs.shape[1], action.tolist()) == (frames, [[0] * (frames - 1)])
+    assert (obs.shape[1], action.tolist()) == (frames, [actions[steps + 1 - frames :]])
     assert first.tolist() == [[frames == steps + 1] + [False] * (frames - 1)]
     assert not game.now.cells.any()
     assert game.age == steps
