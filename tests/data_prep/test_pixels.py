@@ -320,4 +320,4 @@ def test_small_frames_of_a_maze_tell_where_the_cue_is(tmp_path: Path) -> None:
     episode = read_episode(episode_files(tmp_path)[0])
     assert episode.policy == "choose"
     assert set(episode.action.tolist()) <= {0, 1, 2, 6}
-    assert episode.extras["cue"].shape == (41, 2)
+    assert episode.extras["cue"].shape == (len(episode.action) + 1, 2)

@@ -95,7 +95,7 @@ def test_the_area_is_how_often_the_rewarded_are_above():
 
 def test_the_command_measures_checkpoints_and_refuses_what_has_no_choice(played, tmp_path, capsys):
     config = EdelineConfig(
-        memory=MemoryConfig(kind="gru", dim=16, heads=2, mlp_dim=16),
+        memory=MemoryConfig(dim=16, heads=2, mlp_dim=16),
         unet=UNetConfig((8,), (1,), condition=8, stem=4, heads=1),
         encoder_channels=(4,),
         encoder_stem=4,
