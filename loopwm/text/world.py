@@ -29,7 +29,7 @@ from transformers import PreTrainedTokenizerFast
 from loopwm.core import ExitRule, Fixed, KVCache, RaggedBatch, quick_products
 from loopwm.records import template
 from loopwm.records.template import Context, ContextTooLongError, FormatError, Transition
-from loopwm.text.decoding import Decoded, decode_greedily, search_beams
+from loopwm.text.decoding import Decoded, Hypothesis, decode_greedily, search_beams
 from loopwm.text.model.checkpoint import load_checkpoint
 from loopwm.text.model.heads import Predictions
 from loopwm.text.model.modeling import Carried, LoopWMForCausalLM, States
@@ -236,13 +236,27 @@ class WorldModel:
         """
         if min(beams, max_new_tokens) < 1:
             raise ValueError(f"beams, max_new_tokens: must be at least 1, got {beams}, {max_new_tokens}")
-        state, forward = self.before_decoding(world), partial(self._next_tokens, self._rule(world, depth))
-        if beams == 1:
-            best = decode_greedily(forward, state, self._obs, max_new_tokens, self._end)
-        else:
+        state, rule = self.before_decoding(world), self._rule(world, depth)
+        if beams > 1:
             states = [state.row(row).whole().share(1) for row in range(len(world))]
-            hypotheses = search_beams(forward, states, self._obs, beams, max_new_tokens, self._end)
-            best = [beam[0] for beam in hypotheses]
+            return self._search(states, rule, max_new_tokens, beams)
+        forward = partial(self._next_tokens, rule)
+        return self._texts(decode_greedily(forward, state, self._obs, max_new_tokens, self._end))
+
+    @torch.inference_mode()
+    def decode_each(
+        self, worlds: Sequence[World], max_new_tokens: int = template.LONGEST_OBSERVATION
+    ) -> list[Decoded]:
+        """Decode worlds of one row each and of one depth, with any histories, greedily and together."""
+        states = [self.before_decoding(world) for world in worlds]
+        return self._search(states, worlds[0].depth, max_new_tokens, 1) if worlds else []
+
+    def _search(self, states: list[KVCache], rule: ExitRule, max_new_tokens: int, beams: int) -> list[Decoded]:
+        forward = partial(self._next_tokens, rule)
+        hypotheses = search_beams(forward, states, self._obs, beams, max_new_tokens, self._end)
+        return self._texts([beam[0] for beam in hypotheses])
+
+    def _texts(self, best: Sequence[Hypothesis]) -> list[Decoded]:
         texts = self.tokenizer.batch_decode([list(row.tokens) for row in best], skip_special_tokens=True)
         return [Decoded(text, row.loops, row.ended, row.log_probability) for text, row in zip(texts, best, strict=True)]
 

@@ -68,20 +68,13 @@ class LocalWorlds:
     def step(self, actions: Sequence[str], decode: bool = True) -> list[Imagined]:
         check_lengths(len(self.world), actions=actions)
         self._now = world = self._model.advance(self.world, actions)
-        ahead = self._model.predictions(world) if self._model.model.config.prediction_heads else None
-        rewards = ahead.reward.tolist() if ahead else [None] * len(world)
-        continuations = ahead.continuation.tolist() if ahead else [None] * len(world)
-        longest = self._model.model.config.max_position_embeddings - self._max_new_tokens
-        full = (world.state.next_position > longest).tolist()
+        full = _full(self._model, world, self._max_new_tokens)
         if not decode or all(full):
             texts = [Imagined("")] * len(world)
         else:
             decoded = self._model.decode_traced(world, self._max_new_tokens, beams=self._beams)
             texts = [_imagined(one) for one in decoded]
-        return [
-            Imagined("", finish="full") if over else replace(text, reward=reward, continuation=continuation)
-            for text, reward, continuation, over in zip(texts, rewards, continuations, full, strict=True)
-        ]
+        return _with_outcomes(self._model, world, texts, full)
 
     def fork(self, rows: Sequence[int]) -> LocalWorlds:
         check_rows(rows, len(self._contexts))
@@ -110,6 +103,53 @@ class LocalWorlds:
 
     def close(self) -> None:
         self._real = self._now = None
+
+
+class LocalRows:
+    """Worlds of a checkpoint in this process, of which some can begin anew while the others go on."""
+
+    def __init__(self, model: WorldModel, max_new_tokens: int = LONGEST_OBSERVATION) -> None:
+        self._model, self._max_new_tokens = model, max_new_tokens
+        self._worlds: list[World] = []
+
+    def begin(self, contexts: Sequence[Context]) -> None:
+        self._worlds = [self._model.encode([context]) for context in contexts]
+
+    def restart(self, rows: Sequence[int], contexts: Sequence[Context]) -> None:
+        for row, context in zip(rows, contexts, strict=True):
+            self._worlds[row] = self._model.encode([context])
+
+    def step(self, actions: Sequence[str], *, rows: Sequence[int]) -> list[Imagined]:
+        worlds = self._model.advance_each([self._worlds[row] for row in rows], actions)
+        for row, world in zip(rows, worlds, strict=True):
+            self._worlds[row] = world
+        full = [_full(self._model, world, self._max_new_tokens)[0] for world in worlds]
+        room = [world for world, over in zip(worlds, full, strict=True) if not over]
+        decoded = map(_imagined, self._model.decode_each(room, self._max_new_tokens))
+        texts = [Imagined("") if over else next(decoded) for over in full]
+        steps = zip(worlds, texts, full, strict=True)
+        return [_with_outcomes(self._model, world, [text], [over])[0] for world, text, over in steps]
+
+    def close(self) -> None:
+        self._worlds = []
+
+
+def _full(model: WorldModel, world: World, max_new_tokens: int) -> list[bool]:
+    """Tell of each row if an observation of `max_new_tokens` no longer fits."""
+    return (world.state.next_position > model.model.config.max_position_embeddings - max_new_tokens).tolist()
+
+
+def _with_outcomes(
+    model: WorldModel, world: World, texts: Sequence[Imagined], full: Sequence[bool]
+) -> list[Imagined]:
+    """Add what the prediction heads say to the decoded texts."""
+    ahead = model.predictions(world) if model.model.config.prediction_heads else None
+    rewards = ahead.reward.tolist() if ahead else [None] * len(world)
+    continuations = ahead.continuation.tolist() if ahead else [None] * len(world)
+    return [
+        Imagined("", finish="full") if over else replace(text, reward=reward, continuation=continuation)
+        for text, reward, continuation, over in zip(texts, rewards, continuations, full, strict=True)
+    ]
 
 
 def _imagined(decoded: Decoded) -> Imagined:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gymnasium.utils.seeding import np_random
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
@@ -17,7 +16,7 @@ from loopwm.records.files import PACKAGED
 from loopwm.records.template import LONGEST_OBSERVATION, ContextKind
 from loopwm.worlds.gym import ImaginedTextEnv, step_info
 from loopwm.worlds.http import Client, HttpWorlds
-from loopwm.worlds.protocol import Imagined
+from loopwm.worlds.protocol import Imagined, RowWorlds, Worlds
 from loopwm.worlds.spaces import MAX_ACTION, MAX_OBSERVATION, AnyText
 from loopwm.worlds.starts import SCIENCEWORLD, Start, Starts, read_starts
 
@@ -58,21 +57,11 @@ def make_vector_env(
     max_steps: int = 50,
     key: str | None = None,
     max_new_tokens: int = LONGEST_OBSERVATION,
-    **options: Any,
-) -> VectorEnv[Any, Any, Any]:
-    """Make a vector of environments as `make_env`.
-
-    With a service each step is one request; in this process all share one model. options: of Gymnasium's SyncVectorEnv,
-    in this process only. Raises TypeError for others.
-    """
+) -> ImaginedVectorEnv:
+    """Make a vector of environments as `make_env` that step together: one request to a service, or one batch."""
     places = read_starts(starts, context)
-    if url is not None:
-        if options:
-            raise TypeError(f"{', '.join(options)}: not taken with a url")
-        return KeptVectorEnv(kept_worlds(url, key, model, max_new_tokens), places, num_envs, max_steps)
-    first = local_worlds(model, max_new_tokens)
-    envs = [partial(ImaginedTextEnv, first.fresh(), places, max_steps) for _ in range(num_envs)]
-    return SyncVectorEnv(envs, **options)
+    worlds = local_rows(model, max_new_tokens) if url is None else kept_worlds(url, key, model, max_new_tokens)
+    return ImaginedVectorEnv(worlds, places, num_envs, max_steps)
 
 
 def kept_worlds(url: str, key: str | None, model: str | None, max_new_tokens: int) -> HttpWorlds:
@@ -81,7 +70,7 @@ def kept_worlds(url: str, key: str | None, model: str | None, max_new_tokens: in
     return HttpWorlds(client, model or client.model(), max_new_tokens)
 
 
-def local_worlds(model: str | None, max_new_tokens: int) -> Any:
+def local_worlds(model: str | None, max_new_tokens: int) -> Worlds:
     """Return worlds in this process; model: a checkpoint folder, None for the packaged one."""
     from loopwm.text.world import WorldModel
     from loopwm.worlds.local import LocalWorlds  # imports torch, which clients of a service need not have
@@ -89,15 +78,23 @@ def local_worlds(model: str | None, max_new_tokens: int) -> Any:
     return LocalWorlds(WorldModel.from_pretrained(model or PACKAGED), max_new_tokens=max_new_tokens)
 
 
-class KeptVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], NDArray[Any]]):
-    """Environments whose worlds are in a service.
+def local_rows(model: str | None, max_new_tokens: int) -> RowWorlds:
+    """Return worlds as `local_worlds` of which some can begin anew while the others go on."""
+    from loopwm.text.world import WorldModel
+    from loopwm.worlds.local import LocalRows
+
+    return LocalRows(WorldModel.from_pretrained(model or PACKAGED), max_new_tokens)
+
+
+class ImaginedVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], NDArray[Any]]):
+    """Environments whose worlds step together.
 
     The step after the end of an episode resets it and ignores the action (Gymnasium's NEXT_STEP).
     """
 
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012 - the base class declares it so
 
-    def __init__(self, worlds: HttpWorlds, starts: Sequence[Start], num_envs: int, max_steps: int) -> None:
+    def __init__(self, worlds: RowWorlds, starts: Sequence[Start], num_envs: int, max_steps: int) -> None:
         """Build the environments. Raises ValueError for a number that is not above zero."""
         for name, value in (("num_envs", num_envs), ("max_steps", max_steps)):
             if value < 1:

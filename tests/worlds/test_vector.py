@@ -11,8 +11,10 @@ import pytest
 import loopwm.worlds.gym  # noqa: F401 - registers them
 from loopwm.records.template import Context, FormatError
 from loopwm.worlds.gym import ImaginedTextEnv
-from loopwm.worlds.local import LocalWorlds
+from loopwm.worlds.local import LocalRows, LocalWorlds
+from loopwm.worlds.protocol import Imagined
 from loopwm.worlds.starts import ALFWORLD, SCIENCEWORLD, Start, Starts, read_starts
+from loopwm.worlds.vector import ImaginedVectorEnv
 
 NAME = "loopwm/ScienceWorld-v0"
 
@@ -23,8 +25,15 @@ def url(serving, world_model) -> Iterator[str]:
         yield str(client.base_url)
 
 
-def test_environments_of_a_service_are_what_each_is_alone_and_begin_anew_by_themselves(url, world_model):
-    envs = gymnasium.make_vec(NAME, num_envs=3, url=url, max_steps=2, max_new_tokens=12)
+@pytest.fixture(params=["service", "this process"])
+def envs(request, url, world_model) -> ImaginedVectorEnv:
+    starts = read_starts(SCIENCEWORLD, "observed")
+    if request.param == "service":
+        return gymnasium.make_vec(NAME, num_envs=3, url=url, max_steps=2, max_new_tokens=12)
+    return ImaginedVectorEnv(LocalRows(world_model, 12), starts, num_envs=3, max_steps=2)
+
+
+def test_environments_are_what_each_is_alone_and_begin_anew_by_themselves(envs, world_model):
     seen, infos = envs.reset(seed=0, options={"task": "boil"})
     assert list(infos["task"]) == ["boil"] * 3
     boil = [start for start in read_starts(SCIENCEWORLD, "observed") if start.task == "boil"]
@@ -50,8 +59,7 @@ def test_environments_of_a_service_are_what_each_is_alone_and_begin_anew_by_them
 
 
 @pytest.mark.parametrize(("seed", "seeds"), [(5, [5, 6, 7]), ([9, 4, 9], [9, 4, 9])])
-def test_environments_start_by_their_own_seeds(url, world_model, seed, seeds):
-    envs = gymnasium.make_vec(NAME, num_envs=3, url=url, max_steps=2, max_new_tokens=12)
+def test_environments_start_by_their_own_seeds(envs, world_model, seed, seeds):
     env = ImaginedTextEnv(
         LocalWorlds(world_model, max_new_tokens=12), read_starts(SCIENCEWORLD, "observed"), max_steps=2
     )
@@ -84,9 +92,25 @@ def test_each_world_has_an_environment_of_its_own_starts(url):
         many.close()
 
 
-def test_make_vec_with_a_url_refuses_options_of_gymnasium(url):
-    with pytest.raises(TypeError, match="copy: not taken with a url"):
-        gymnasium.make_vec(NAME, num_envs=2, url=url, copy=False)
+def test_rows_of_this_process_go_on_while_others_begin_anew(world_model):
+    first, second = (start.context for start in read_starts(SCIENCEWORLD, "observed")[:2])
+    rows, alone = LocalRows(world_model, 12), LocalRows(world_model, 12)
+    rows.begin([first, first])
+    alone.begin([first])
+    taken = [rows.step(["wait", "look around"], rows=[0, 1])[1]]
+    rows.restart([0], [second])
+    taken += rows.step(["inventory"], rows=[1])
+    assert [alone.step([action], rows=[0])[0].observation for action in ("look around", "inventory")] == [
+        one.observation for one in taken
+    ]
+    alone.begin([second])
+    assert rows.step(["wait"], rows=[0])[0].observation == alone.step(["wait"], rows=[0])[0].observation
+
+
+def test_a_world_of_this_process_without_room_is_full(world_model):
+    rows = LocalRows(world_model, world_model.model.config.max_position_embeddings)
+    rows.begin([start.context for start in read_starts(SCIENCEWORLD, "observed")[:1]])
+    assert rows.step(["wait"], rows=[0]) == [Imagined("", finish="full")]
 
 
 def test_a_step_before_the_first_reset_and_episodes_of_no_step_are_refused(url):
