@@ -30,7 +30,6 @@ RENAMED = {
     "rollout": "lab rollout",
     "report": "lab report",
     "build-seen": "lab build-seen",
-    "build-markov": "lab build-markov",
     "lm-eval-tasks": "lab lm-eval-tasks",
 }
 """Commands of earlier releases, and what to run instead."""

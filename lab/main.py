@@ -10,7 +10,6 @@ from lab.agents import plan_transfer
 from lab.data import (
     build_entities,
     build_examples,
-    build_markov,
     build_seen,
     collect_probes,
     counterfactual,
@@ -56,7 +55,6 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "state-sufficiency": (state_sufficiency, "measure how far states determine observations"),
     "build-examples": (build_examples, "choose the examples of the few-shot prompt"),
     "build-entities": (build_entities, "make the list of ScienceWorld's names"),
-    "build-markov": (build_markov, "make the table of the markov baseline"),
     "build-seen": (build_seen, "find out which windows stand in train episodes"),
     "refresh-hidden": (refresh_hidden, "replay windows and read their hidden states again"),
     "collect-probes": (collect_probes, "collect episodes of what people try first"),

@@ -18,7 +18,7 @@ from eval.scores.predictions import Record, read_records
 from eval.scores.tables import percent, table
 from loopwm.records.errors import InputError
 
-EXAMPLE = "python -m eval compare runs/eval/small-observed runs/eval/markov-observed"
+EXAMPLE = "python -m eval compare runs/eval/small-observed runs/eval/copy-observed"
 
 
 def compare_runs(folder_a: Path, folder_b: Path) -> list[PairedDifference]:

@@ -18,7 +18,7 @@ from eval.scores.suites import load_suite
 from eval.scores.tables import UNKNOWN, describe_windows, render_comparison_table
 from loopwm.records.template import CONTEXT_KINDS
 
-EXAMPLE = "python -m eval run --model markov --suite scienceworld-500 --context observed --out runs/eval/markov"
+EXAMPLE = "python -m eval run --model copy --suite scienceworld-500 --context observed --out runs/eval/copy"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

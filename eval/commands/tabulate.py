@@ -8,7 +8,7 @@ from pathlib import Path
 from eval.commands.harness import read_results
 from eval.scores.tables import render_comparison_table
 
-EXAMPLE = "python -m eval table runs/eval/small-observed runs/eval/markov-observed"
+EXAMPLE = "python -m eval table runs/eval/small-observed runs/eval/copy-observed"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from eval.models.base import Predictor
-from eval.models.baselines import Copy, load_markov
+from eval.models.copy_last import Copy
 from eval.models.fewshot import DEFAULT_SHOTS, Shots, load_shots
 from eval.models.retrieve import load_retrieve
 from eval.models.retrieve_names import load_retrieve_names
@@ -32,7 +32,6 @@ class Baseline:
 
 BASELINES = {
     "copy": Baseline("the last observation again", lambda windows, episodes: Copy()),
-    "markov": Baseline("what most often followed that action string in train episodes", load_markov),
     "retrieve": Baseline("what followed the most similar place of a train episode (BM25)", load_retrieve),
     "retrieve-names": Baseline(
         "the same, chosen or continued by readings and in the names of the place asked about", load_retrieve_names
@@ -47,7 +46,7 @@ _TAKEN_BY = {
     "depth": {CHECKPOINT},
     "device": {CHECKPOINT},
     "beams": {CHECKPOINT},
-    "train_episodes": {"markov", "retrieve", "retrieve-names"},
+    "train_episodes": {"retrieve", "retrieve-names"},
 }
 """Kinds of model by option; options not listed here are of endpoints."""
 
@@ -96,7 +95,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="+",
         metavar="FILE",
-        help="train episodes of retrieve, retrieve-names and markov",
+        help="train episodes of retrieve and retrieve-names",
     )
     add("--shots", type=at_least_zero, help=f"examples in a language model's prompt (default: {DEFAULT_SHOTS})")
     add("--examples", type=Path, metavar="FILE", help="window file of these examples")

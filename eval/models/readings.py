@@ -18,9 +18,8 @@ from itertools import accumulate, islice
 
 import numpy as np
 
-from eval.models.markov import verb
 from eval.models.retrieve import Index, Question, Steps
-from eval.models.train_episodes import TrainEpisode
+from eval.models.train_episodes import TrainEpisode, verb
 
 AT_MOST = 12
 """Most readings of a place that are compared."""

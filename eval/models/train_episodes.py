@@ -13,8 +13,6 @@ from loopwm.records.errors import InputError
 from loopwm.records.files import line_files
 from loopwm.records.training_episodes import episode_hash
 
-EXPERTS = ("gold", "expert")
-
 
 @dataclass(frozen=True)
 class TrainEpisode:
@@ -33,6 +31,10 @@ class TrainEpisode:
     def hashed(self) -> bytes:
         """Return its contribution to the SHA-256 of episodes (`episodes_sha256`), independent of files."""
         return f"{self!r}\n".encode()
+
+
+def verb(action: str) -> str:
+    return action.split()[0]
 
 
 def read_train_episodes(paths: Iterable[Path]) -> Iterator[TrainEpisode]:

@@ -17,12 +17,12 @@ from typing import Protocol
 import numpy as np
 
 from eval.models.fewshot import Message
-from eval.models.train_episodes import EXPERTS
 from loopwm.records.episodes import FULL_SCORE, TRAIN_SPLITS, Episode
 from loopwm.records.errors import InputError
 from loopwm.records.files import sha256
 from loopwm.records.template import Context, Transition
 
+EXPERTS = ("gold", "expert")
 RECALLED_ACTIONS = 6
 """Number of past actions that describe a place."""
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eval.models.fewshot import ask
-from eval.models.markov import verb
 from eval.models.options import positive
+from eval.models.train_episodes import verb
 from eval.scores.suites import load_suite
 from loopwm.records.episodes import TRAIN_SPLITS
 from loopwm.records.errors import InputError

@@ -13,7 +13,7 @@ from pathlib import Path
 from loopwm.records.errors import InputError
 from loopwm.records.files import write_atomic
 
-EXAMPLE = "python -m lab report runs/eval/small-snapshot runs/eval/markov-snapshot --out runs/report"
+EXAMPLE = "python -m lab report runs/eval/small-snapshot runs/eval/copy-snapshot --out runs/report"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

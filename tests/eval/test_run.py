@@ -16,7 +16,7 @@ import pytest
 from eval.__main__ import main
 from eval.commands.compare import compare_runs
 from eval.models.base import Predictor
-from eval.models.baselines import Copy
+from eval.models.copy_last import Copy
 from eval.models.options import BASELINES, Baseline
 from eval.scores import predictions
 from eval.scores.predictions import Prediction, read_records
@@ -30,7 +30,7 @@ RUN = ["run", "--model", "copy", "--context", "observed", "--batch-size", "4"]
 KILLED_IN_FOURTH_BATCH = """
 import os, signal, sys
 from eval.__main__ import main
-from eval.models.baselines import Copy
+from eval.models.copy_last import Copy
 
 predict, calls = Copy.predict, []
 
@@ -279,7 +279,7 @@ def test_compare_pairs_the_windows(make_window: MakeWindow, write_suite: WriteSu
         (["--model", "openai:nowhere"], "--model"),
         (["--model", "retrieve"], "--train-episodes"),
         (["--train-episodes", "x.jsonl"], "--train-episodes"),
-        (["--model", "markov", "--train-episodes", "x.jsonl"], "x.jsonl"),
+        (["--model", "retrieve", "--train-episodes", "x.jsonl"], "x.jsonl"),
         (["--out", "{full}"], "--out: {full}"),
     ],
 )

@@ -141,12 +141,12 @@ def test_the_reference_of_another_suite_is_the_same_model(
     suite_path: Path, make_window: MakeWindow, write_suite: WriteSuite, tmp_path: Path
 ) -> None:
     other_suite = write_suite([make_window("x")], "other.jsonl")
-    here, markov, there = tmp_path / "here", tmp_path / "markov", tmp_path / "there"
+    here, copied, there = tmp_path / "here", tmp_path / "copied", tmp_path / "there"
     evaluate(suite_path, here)
-    assert eval_main(["run", "--model", "markov", *_on(other_suite, markov)]) == 0
+    assert eval_main(["run", "--model", "copy", *_on(other_suite, copied)]) == 0
     evaluate(other_suite, there)
     store = SuiteStore([suite_path, other_suite])
-    runs = [check_run(folder, store).score() for folder in (here, markov, there)]
+    runs = [check_run(folder, store).score() for folder in (here, copied, there)]
     groups = make_groups(runs, runs[0])
     assert [(group.suite, group.reference.folder.name) for group in groups] == [("suite", "here"), ("other", "there")]
 
