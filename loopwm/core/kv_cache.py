@@ -243,6 +243,24 @@ class KVCache:
             other._lengths[slot] = end - start
         return other
 
+    def keep_newest(self, counts: Sequence[int], columns: int) -> KVCache:
+        """Keep of the newest `columns` columns each row's first `counts`, at least one, and hide what padding is left.
+
+        Neither this cache nor a fork that has its newest columns may be used any more.
+        """
+        kept = max(counts)
+        end = self.valid.shape[1] - columns + kept
+        with _lock:  # the columns behind are free again for whoever appended last
+            for slot, buffer in self._buffers.items():
+                if buffer.used == self._lengths[slot]:
+                    buffer.used -= columns - kept
+        other = self.crop(0, end)
+        for row, count in enumerate(counts):
+            hidden = other.valid[row, end - kept + count :]
+            other.next_position[row] -= hidden.sum()
+            hidden[:] = False
+        return other
+
     def whole(self) -> KVCache:
         """Return the same rows without a shared prefix, which is copied for each."""
         if self.prefix is None:

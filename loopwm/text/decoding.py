@@ -4,18 +4,20 @@ The score of a hypothesis is the sum of the log-probabilities of its tokens, the
 `length_penalty: 0` of vLLM and transformers, so the search returns the most probable text. vLLM's default of 1 divides
 by the number of tokens of prompt and text together.
 
-Shape suffixes: B rows, V vocabulary.
+Shape suffixes: B rows, L new columns, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 import torch
 from torch import Tensor
 
 from loopwm.core import KVCache, RaggedBatch
+from loopwm.text.drafts import Lookup
 from loopwm.text.model.modeling import States
 
 
@@ -45,6 +47,9 @@ class Hypothesis:
     log_probability: float = 0.0
     ended: bool = False
 
+
+Verify = Callable[[Sequence[KVCache], Sequence[Sequence[int]]], tuple[Tensor, int]]
+"""Appends tokens to states of one row each, in place, padded at the end: -> logits (B, L, V) and loops of all."""
 
 Forward = Callable[[States, Sequence[int], int, Sequence[int]], tuple[Tensor, list[int]]]
 """Appends one token to each row of a state, in place.
@@ -88,6 +93,56 @@ def decode_greedily(forward: Forward, state: KVCache, first: int, max_new_tokens
             break
     texts = enumerate(zip(chosen, loops_of, scores, strict=True))
     return [Hypothesis(tuple(tokens), tuple(loops), score, row not in going) for row, (tokens, loops, score) in texts]
+
+
+MOST_DRAFTED = 64
+"""Drafted tokens of a pass, shared by its rows: about as many as take no longer than one row by itself."""
+
+
+def decode_drafts(
+    verify: Verify, states: Sequence[KVCache], lookups: Sequence[Lookup], first: int, max_new_tokens: int, end: int
+) -> list[Hypothesis]:
+    """Decode as `decode_greedily`, in fewer passes where the lookups' drafts are right.
+
+    Args:
+        verify: appends tokens to the states.
+        states: of one row each.
+        lookups: of each row, up to the token `first`; the chosen tokens are added.
+        first, max_new_tokens, end: as in `decode_greedily`.
+    """
+    states, found = list(states), [Hypothesis() for _ in states]
+    newest, going = [first] * len(states), list(range(len(states)))
+    while going:
+        room = MOST_DRAFTED // len(going)
+        rooms = {i: min(room, max_new_tokens - len(found[i].tokens) - 1) for i in going}
+        inputs = [[newest[i], *takewhile(end.__ne__, lookups[i].draft(rooms[i]))] for i in going]
+        logits_BLV, loops = verify([states[i] for i in going], inputs)
+        values_BL, tokens_BL = logits_BLV.float().max(-1)
+        scores_BL = values_BL - logits_BLV.float().logsumexp(-1)
+        choices = zip(tokens_BL.tolist(), scores_BL.tolist(), strict=True)
+        for i, given, (chosen, scores) in zip(list(going), inputs, choices, strict=True):
+            count = _right(given[1:], chosen)
+            tokens = tuple(chosen[:count])
+            ended = tokens[-1] == end
+            found[i] = Hypothesis(
+                found[i].tokens + (tokens[:-1] if ended else tokens),
+                (*found[i].loops, *[loops] * count),
+                found[i].log_probability + sum(scores[:count]),
+                ended,
+            )
+            lookups[i].extend(tokens)
+            newest[i] = tokens[-1]
+            states[i] = states[i].keep_newest([count], logits_BLV.shape[1])
+            if ended or len(found[i].tokens) == max_new_tokens:
+                lookups[i].share(len(found[i].loops))
+                going.remove(i)
+    return found
+
+
+def _right(draft: Sequence[int], chosen: Sequence[int]) -> int:
+    """Return how many of the chosen tokens count: those after a right draft, and the one that corrects it."""
+    wrong = (place for place, token in enumerate(draft) if token != chosen[place])
+    return next(wrong, len(draft)) + 1
 
 
 def search_beams(

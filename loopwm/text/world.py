@@ -29,7 +29,8 @@ from transformers import PreTrainedTokenizerFast
 from loopwm.core import ExitRule, Fixed, KVCache, RaggedBatch, quick_products
 from loopwm.records import template
 from loopwm.records.template import Context, ContextTooLongError, FormatError, Transition
-from loopwm.text.decoding import Decoded, Hypothesis, decode_greedily, search_beams
+from loopwm.text.decoding import Decoded, Hypothesis, decode_drafts, decode_greedily, search_beams
+from loopwm.text.drafts import Lookup
 from loopwm.text.model.checkpoint import load_checkpoint
 from loopwm.text.model.heads import Predictions
 from loopwm.text.model.modeling import Carried, LoopWMForCausalLM, States
@@ -106,6 +107,10 @@ class WorldModel:
     def context_ids(self, context: Context) -> tuple[int, ...]:
         """Return the tokens of a context that fits."""
         return tuple(self._ids(template.render_context(context, self.slots)))
+
+    def action_ids(self, action: str) -> tuple[int, ...]:
+        """Return the tokens of a step up to its observation."""
+        return (*self._ids(template.render_step(action, self.slots)), self._obs)
 
     @cached_property
     def slot_ids(self) -> tuple[int, ...]:
@@ -237,24 +242,38 @@ class WorldModel:
         if min(beams, max_new_tokens) < 1:
             raise ValueError(f"beams, max_new_tokens: must be at least 1, got {beams}, {max_new_tokens}")
         state, rule = self.before_decoding(world), self._rule(world, depth)
-        if beams > 1:
-            states = [state.row(row).whole().share(1) for row in range(len(world))]
-            return self._search(states, rule, max_new_tokens, beams)
         forward = partial(self._next_tokens, rule)
-        return self._texts(decode_greedily(forward, state, self._obs, max_new_tokens, self._end))
+        if beams == 1:
+            return self._texts(decode_greedily(forward, state, self._obs, max_new_tokens, self._end))
+        states = [state.row(row).whole().share(1) for row in range(len(world))]
+        hypotheses = search_beams(forward, states, self._obs, beams, max_new_tokens, self._end)
+        return self._texts([beam[0] for beam in hypotheses])
 
     @torch.inference_mode()
     def decode_each(
-        self, worlds: Sequence[World], max_new_tokens: int = template.LONGEST_OBSERVATION
+        self,
+        worlds: Sequence[World],
+        lookups: Sequence[Lookup],
+        max_new_tokens: int = template.LONGEST_OBSERVATION,
     ) -> list[Decoded]:
-        """Decode worlds of one row each and of one depth, with any histories, greedily and together."""
-        states = [self.before_decoding(world) for world in worlds]
-        return self._search(states, worlds[0].depth, max_new_tokens, 1) if worlds else []
+        """Decode worlds of one row each and of one depth, with any histories, greedily and together.
 
-    def _search(self, states: list[KVCache], rule: ExitRule, max_new_tokens: int, beams: int) -> list[Decoded]:
-        forward = partial(self._next_tokens, rule)
-        hypotheses = search_beams(forward, states, self._obs, beams, max_new_tokens, self._end)
-        return self._texts([beam[0] for beam in hypotheses])
+        Tokens loop to the limit of the worlds' rule. lookups: texts of each world to draft from, up to its last action
+        (`context_ids`, `action_ids`); extended by what is decoded.
+        """
+        if not worlds:
+            return []
+        verify = partial(self._verify, Fixed(worlds[0].depth.limit))
+        states = [self.before_decoding(world) for world in worlds]
+        return self._texts(decode_drafts(verify, states, lookups, self._obs, max_new_tokens, self._end))
+
+    def _verify(self, rule: Fixed, states: Sequence[KVCache], tokens: Sequence[Sequence[int]]) -> tuple[Tensor, int]:
+        longest = max(map(len, tokens))
+        columns = torch.tensor([[*row, *[self._pad] * (longest - len(row))] for row in tokens])
+        valid = torch.tensor([[True] * len(row) + [False] * (longest - len(row)) for row in tokens])
+        device = self.model.device
+        out = self._forward(RaggedBatch(states), columns.to(device), valid.to(device), rule)
+        return self.model.lm_head(out.hidden), rule.loops
 
     def _texts(self, best: Sequence[Hypothesis]) -> list[Decoded]:
         texts = self.tokenizer.batch_decode([list(row.tokens) for row in best], skip_special_tokens=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 from loopwm.core import ExitRule
 from loopwm.records.template import LONGEST_OBSERVATION, Context, ContextTooLongError
 from loopwm.text.decoding import Decoded
+from loopwm.text.drafts import Lookup, SharedText, as_text
 from loopwm.text.world import World, WorldModel
 from loopwm.worlds.protocol import Imagined, check_lengths, check_rows, longer
 
@@ -111,21 +112,29 @@ class LocalRows:
     def __init__(self, model: WorldModel, max_new_tokens: int = LONGEST_OBSERVATION) -> None:
         self._model, self._max_new_tokens = model, max_new_tokens
         self._worlds: list[World] = []
+        self._lookups: list[Lookup] = []
+        self._shared = SharedText()
 
     def begin(self, contexts: Sequence[Context]) -> None:
         self._worlds = [self._model.encode([context]) for context in contexts]
+        self._lookups = [self._lookup(context) for context in contexts]
 
     def restart(self, rows: Sequence[int], contexts: Sequence[Context]) -> None:
         for row, context in zip(rows, contexts, strict=True):
-            self._worlds[row] = self._model.encode([context])
+            self._worlds[row], self._lookups[row] = self._model.encode([context]), self._lookup(context)
+
+    def _lookup(self, context: Context) -> Lookup:
+        return Lookup(self._shared, as_text(self._model.context_ids(self._model.fit(context)[0])))
 
     def step(self, actions: Sequence[str], *, rows: Sequence[int]) -> list[Imagined]:
         worlds = self._model.advance_each([self._worlds[row] for row in rows], actions)
-        for row, world in zip(rows, worlds, strict=True):
+        for row, world, action in zip(rows, worlds, actions, strict=True):
             self._worlds[row] = world
+            self._lookups[row].extend(self._model.action_ids(action))
         full = [_full(self._model, world, self._max_new_tokens)[0] for world in worlds]
-        room = [world for world, over in zip(worlds, full, strict=True) if not over]
-        decoded = map(_imagined, self._model.decode_each(room, self._max_new_tokens))
+        room = [row for row, over in zip(rows, full, strict=True) if not over]
+        texts_of = [self._worlds[row] for row in room], [self._lookups[row] for row in room]
+        decoded = map(_imagined, self._model.decode_each(*texts_of, self._max_new_tokens))
         texts = [Imagined("") if over else next(decoded) for over in full]
         steps = zip(worlds, texts, full, strict=True)
         return [_with_outcomes(self._model, world, [text], [over])[0] for world, text, over in steps]
@@ -139,9 +148,7 @@ def _full(model: WorldModel, world: World, max_new_tokens: int) -> list[bool]:
     return (world.state.next_position > model.model.config.max_position_embeddings - max_new_tokens).tolist()
 
 
-def _with_outcomes(
-    model: WorldModel, world: World, texts: Sequence[Imagined], full: Sequence[bool]
-) -> list[Imagined]:
+def _with_outcomes(model: WorldModel, world: World, texts: Sequence[Imagined], full: Sequence[bool]) -> list[Imagined]:
     """Add what the prediction heads say to the decoded texts."""
     ahead = model.predictions(world) if model.model.config.prediction_heads else None
     rewards = ahead.reward.tolist() if ahead else [None] * len(world)

@@ -1,25 +1,35 @@
 """Running batch: requests that decode, joining and leaving at any token.
 
-Shape suffixes: B rows, V vocabulary.
+Shape suffixes: B rows, L new columns, V vocabulary.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import takewhile
 
 import torch
 from torch import Tensor
 
-from loopwm.core import ExitRule, KVCache, RaggedBatch
+from loopwm.core import ExitRule, Fixed, KVCache, RaggedBatch
+from loopwm.text.decoding import MOST_DRAFTED
+from loopwm.text.drafts import Lookup, SharedText, as_text
 from serve.engine.forward import ModelRunner
 from serve.engine.requests import Event, Request, Scores
 from serve.engine.sampling import sample
 
 log = logging.getLogger(__name__)
 
+MOST_KEYS = 64
+"""Keys whose decoded texts are kept to draft from."""
+
 Group = tuple[KVCache, list[Request]]
 """KV cache with a row for each request: those that continue one prefix at one depth, or a single one."""
+
+Output = tuple[list[list[int]], Tensor, list[int]]
+"""Input tokens of each row of a group, logits (B, L, V), and loops."""
 
 
 class RunningBatch:
@@ -33,6 +43,7 @@ class RunningBatch:
         self.groups: list[Group] = []
         self._runner = runner
         self._end_token = end_token
+        self._shared = lru_cache(MOST_KEYS)(lambda key: SharedText())
 
     def __len__(self) -> int:
         return sum(len(requests) for _, requests in self.groups)
@@ -47,6 +58,7 @@ class RunningBatch:
 
         state: KV cache of all but the last token of its prompt.
         """
+        request.lookup = Lookup(self._shared(request.ctx.key), request.context + as_text(request.prompt))
         for i, (shared, requests) in enumerate(self.groups):
             same_prefix = state.prefix is not None and state.prefix is shared.prefix
             if same_prefix and requests[0].depth == request.depth:
@@ -56,7 +68,7 @@ class RunningBatch:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Run one decode step. If the batched forward fails, retry one by one and fail the requests that fail there."""
+        """Run one decode step, which yields one token or more. If the batched forward fails, retry one by one and fail the requests that fail there."""
         groups = (_keep(group, [not request.dropped for request in group[1]]) for group in self.groups)
         self.groups = [group for group in groups if group[1]]
         going: list[Group] = []
@@ -75,12 +87,22 @@ class RunningBatch:
             return self._decode_one_by_one(before, depth)
         return [self._sample(group, *output) for group, output in zip(groups, outputs, strict=True)]
 
-    def _forward(self, groups: Sequence[Group], depth: ExitRule) -> list[tuple[Tensor, list[int]]]:
-        """Return logits (B, V) and loops of each group."""
-        rows = [[request.next_token] for _, requests in groups for request in requests]
-        logits_BV, loops_B = self._runner.decode(RaggedBatch([state for state, _ in groups]), rows, depth)
-        sizes = [len(requests) for _, requests in groups]
-        return list(zip(logits_BV.split(sizes), [loops.tolist() for loops in loops_B.split(sizes)], strict=True))
+    def _forward(self, groups: Sequence[Group], depth: ExitRule) -> list[Output]:
+        inputs = [[self._input(request, depth) for request in requests] for _, requests in groups]
+        rows = [row for group in inputs for row in group]
+        logits_BLV, loops_B = self._runner.decode(RaggedBatch([state for state, _ in groups]), rows, depth)
+        sizes = [len(group) for group in inputs]
+        return list(
+            zip(inputs, logits_BLV.split(sizes), [loops.tolist() for loops in loops_B.split(sizes)], strict=True)
+        )
+
+    def _input(self, request: Request, depth: ExitRule) -> list[int]:
+        """Return the request's next token, and its draft of those after it if exits do not depend on single tokens."""
+        assert request.lookup is not None
+        most = MOST_DRAFTED // len(self) if isinstance(depth, Fixed) else 0
+        if request.params.max_tokens is not None:
+            most = min(most, request.params.max_tokens - request.num_output_tokens - 1)
+        return [request.next_token, *takewhile(self._end_token.__ne__, request.lookup.draft(most))]
 
     def _decode_one_by_one(self, groups: Sequence[Group], depth: ExitRule) -> list[Group]:
         going = []
@@ -95,20 +117,33 @@ class RunningBatch:
                     going.append(self._sample(single, *output))
         return going
 
-    def _sample(self, group: Group, logits_BV: Tensor, loops: Sequence[int]) -> Group:
-        """Sample and emit one token per request; remove finished requests."""
-        going = []
-        for request, logits_V, num_loops in zip(group[1], logits_BV, loops, strict=True):
+    def _sample(self, group: Group, inputs: Sequence[list[int]], logits_BLV: Tensor, loops: Sequence[int]) -> Group:
+        """Sample and emit tokens of each request; remove finished requests."""
+        state, requests = group
+        rows = zip(requests, inputs, logits_BLV, loops, strict=True)
+        sampled = [self._sample_row(request, given[1:], *output) for request, given, *output in rows]
+        if logits_BLV.shape[1] > 1:
+            state = state.keep_newest([count for count, _ in sampled], logits_BLV.shape[1])
+        return _keep((state, requests), [goes_on for _, goes_on in sampled])
+
+    def _sample_row(self, request: Request, draft: Sequence[int], logits_LV: Tensor, loops: int) -> tuple[int, bool]:
+        """Sample and emit tokens as long as they were drafted; return their number, and True if generation continues.
+
+        A token that was drafted is sampled as any other, so that drafts do not change the distribution.
+        """
+        for count, logits_V in enumerate(logits_LV):
             try:
                 token = _sample(request, logits_V, self._end_token)
-                event = Event(token, num_loops, _scores(request, logits_V, token))
+                event = Event(token, loops, _scores(request, logits_V, token))
             except Exception as error:
                 log.exception("sampling failed")
                 request.fail(error)
-                going.append(False)
-            else:
-                going.append(request.emit(event, self._end_token))
-        return _keep(group, going)
+                return count + 1, False
+            if not request.emit(event, self._end_token):
+                return count + 1, False
+            if [token] != list(draft[count : count + 1]):
+                break
+        return count + 1, True
 
     def clear(self) -> list[Request]:
         """Remove and return all requests."""

@@ -64,20 +64,18 @@ class ModelRunner:
         self._token_bytes: dict[int, int] = {}
 
     def decode(self, state: States, rows: Sequence[Sequence[int]], depth: ExitRule) -> tuple[Tensor, Tensor]:
-        """Append tokens to each row; return the logits (B, V) after the last one, and loops (B,)."""
+        """Append tokens to each row; return the logits (B, L, V) after each one, and loops (B,)."""
         out = self.run(state, rows, depth)
         assert out.last_hidden_state is not None
         assert out.loops is not None
-        # Only the last position needs logits; the vocabulary is the largest matrix.
-        with quick_products(len(rows)):
-            return self.model.lm_head(out.last_hidden_state[:, -1]), out.loops
+        with quick_products(out.last_hidden_state.shape[:2].numel()):
+            return self.model.lm_head(out.last_hidden_state), out.loops
 
     def run(self, state: States, rows: Sequence[Sequence[int]], depth: ExitRule) -> LoopWMOutput:
-        """Append tokens to each row, left-padded."""
+        """Append tokens to each row, padded at the end."""
         length = max(map(len, rows))
-        # Left-padded, so that column -1 is the last token of every row.
-        tokens_BL = torch.tensor([[0] * (length - len(row)) + list(row) for row in rows], device=self.device)
-        valid_BL = torch.tensor([[column >= length - len(row) for column in range(length)] for row in rows])
+        tokens_BL = torch.tensor([[*row, *[0] * (length - len(row))] for row in rows], device=self.device)
+        valid_BL = torch.tensor([[column < len(row) for column in range(length)] for row in rows])
         positions, mask = state.extend(valid_BL.to(self.device))
         with quick_products(tokens_BL.numel()):
             out: LoopWMOutput = self.model.model(tokens_BL, mask, positions, past_key_values=state, depth=depth)
@@ -134,6 +132,6 @@ class PrefillChunk:
         assert out.latent is not None
         outputs = (out.last_hidden_state, out.latent)
         return [
-            PrefillResult(row_of(states[i], 0), *(output[i, -len(chunk.ids) :] for output in outputs))
+            PrefillResult(row_of(states[i], 0), *(output[i, : len(chunk.ids)] for output in outputs))
             for i, chunk in enumerate(chunks)
         ]

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from loopwm.core import ExitRule, KVCache
+from loopwm.text.drafts import Lookup
 from serve.engine.forward import ForwardBatch, ForwardGenerator
 from serve.engine.sampling import SamplingParams
 
@@ -112,6 +113,8 @@ class Request(WorkItem):
     deliver: receives events; must not refer to the request, for the same reason as in `close`.
     siblings: other requests of the same prompt, which decode from its prefill.
     next_token: input of the next decode step.
+    context: text of the tokens before the prompt (`loopwm.text.drafts`), to draft from beside the prompt.
+    lookup: what drafts are of; None before the first decode step.
     """
 
     prompt: tuple[int, ...]
@@ -119,6 +122,8 @@ class Request(WorkItem):
     depth: ExitRule
     start: KVCache | None = None
     siblings: Sequence[Request] = ()
+    context: str = ""
+    lookup: Lookup | None = field(default=None, init=False)
     generator: torch.Generator = field(init=False)
     next_token: int = field(init=False)
     num_output_tokens: int = field(default=0, init=False)
@@ -140,7 +145,16 @@ class Request(WorkItem):
         return not self.params.ignore_end and self.num_output_tokens >= self.params.min_tokens
 
     def emit(self, event: Event, end_token: int) -> bool:
-        """Deliver the token of a decode step; return True if generation continues."""
+        """Deliver a token of a decode step; return True if generation continues."""
+        assert event.token is not None
+        assert self.lookup is not None
+        self.lookup.extend([event.token])
+        goes_on = self._emit(event, end_token)
+        if not goes_on:
+            self.lookup.share(self.num_output_tokens + 1)
+        return goes_on
+
+    def _emit(self, event: Event, end_token: int) -> bool:
         if event.token == end_token:
             self.deliver(Event(loops=event.loops, scores=event.scores, finish=Finish.STOP))
             return False

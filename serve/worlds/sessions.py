@@ -16,6 +16,7 @@ from loopwm.core.kv_cache import SLACK
 from loopwm.records import template as template
 from loopwm.records.template import Context, ContextTooLongError, FormatError
 from loopwm.text.model.tokenizer import special_ids
+from loopwm.text.drafts import as_text
 from loopwm.text.world import World, WorldModel
 from serve.engine.requests import Finish, Request, RequestContext
 from serve.engine.sampling import SamplingParams
@@ -174,6 +175,7 @@ class Sessions:
         self._model = model
         self._cache = service.engine.cache
         self._foreign = lru_cache(1024)(model.is_foreign)  # every reply about a world needs it
+        self._text = lru_cache(1024)(lambda context: as_text(model.context_ids(context)))  # every step drafts from it
         (self._obs,) = special_ids(model.tokenizer, (template.OBS,))
 
     @property
@@ -259,7 +261,8 @@ class Sessions:
         held = len(request.actions) * (size + SLACK)  # the world after each action is a copy
         steps = await self.service.work(ctx, work, held, world.depth.limit)
         first = {"last": len(steps) - 1, "each": 0, "none": len(steps)}[request.decode]
-        streams = [self._stream(ctx, steps[index].world, request, index) for index in range(first, len(steps))]
+        text = await self._text_before(session.log, request.actions)
+        streams = [self._stream(ctx, steps[i].world, request, i, text) for i in range(first, len(steps))]
         return PendingStep(self, session, request, steps, streams, lock)
 
     def change(self, session: Session, log: WorldLog, world: World, answer: Answer | None = None) -> None:
@@ -315,7 +318,8 @@ class Sessions:
             actions = candidates[best]
             again = advance(self._model, world, actions, ["candidates"] * len(actions))
             steps = await self.service.work(ctx, again, sum(map(sizes.__getitem__, actions)), world.depth.limit)
-            text = await self._stream(ctx, steps[-1].world, StepRequest((), "last", max_tokens), 0).text()
+            before = await self._text_before(session.log, actions)
+            text = await self._stream(ctx, steps[-1].world, StepRequest((), "last", max_tokens), 0, before).text()
         return scores, best, text
 
     async def _world(self, ctx: RequestContext, session: Session) -> World:
@@ -361,11 +365,23 @@ class Sessions:
         texts = {action: template.render_step(action, self._model.slots) for action in actions}
         return await asyncio.to_thread(lambda: {action: self._model.count(text) for action, text in texts.items()})
 
-    def _stream(self, ctx: RequestContext, world: World, request: StepRequest, index: int) -> TextStream:
-        """Start decoding the observation of a world. Raises ContextTooLongError if there is no room for one."""
+    async def _text_before(self, log: WorldLog, actions: Sequence[str]) -> str:
+        """Return the text that observations after these actions are drafted from."""
+
+        def read() -> str:
+            return self._text(log.context) + as_text(self._model.action_ids(actions[-1])[:-1] if actions else ())
+
+        return await asyncio.to_thread(read)
+
+    def _stream(self, ctx: RequestContext, world: World, request: StepRequest, index: int, text: str) -> TextStream:
+        """Start decoding the observation of a world. Raises ContextTooLongError if there is no room for one.
+
+        text: to draft from.
+        """
         start = self._model.before_decoding(world)
         room = self.service.card.max_length - start.length - 1
         if room < 1:
             raise ContextTooLongError("actions", f"leave no room to decode in {self.service.card.max_length} tokens")
-        (stream,) = self.service.streams(ctx, [Request((self._obs,), request.params(index, room), world.depth, start)])
+        params = request.params(index, room)
+        (stream,) = self.service.streams(ctx, [Request((self._obs,), params, world.depth, start, context=text)])
         return stream

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from loopwm.core import Fixed, KVCache, allocated_bytes
+from loopwm.text.drafts import as_text
 from serve.engine.batch import RunningBatch
 from serve.engine.engine import Engine, Limits
 from serve.engine.forward import ModelRunner
@@ -176,3 +177,30 @@ def test_choices_of_one_prompt_run_and_keep_it_once(tiny_model, monkeypatch):
         assert all(collector.over.wait(30) for collector in heard)
     assert [collector.tokens for collector in heard] == expected
     assert sizes == [199, 3, 3, 3, 3]
+
+
+@pytest.mark.parametrize("wrong", [None, 4, 0])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_drafts_change_passes_and_not_tokens(tiny_model, monkeypatch, temperature, wrong):
+    prompt = random_prompt(40, 8)
+    requests = [
+        Request(prompt, SamplingParams(temperature, seed=seed, max_tokens=12, logprobs=0), DEPTH) for seed in range(3)
+    ]
+    with monkeypatch.context() as patch:
+        patch.setattr("serve.engine.batch.MOST_DRAFTED", 0)
+        expected = [alone(tiny_model, request) for request in requests]
+    known = [list(one.tokens) for one in expected]
+    for tokens in known if wrong is not None else ():
+        tokens[wrong] ^= 1
+    seen = [as_text((*prompt, *tokens)) for tokens in known]
+    heard = [Collector(replace(request, context=text)) for request, text in zip(requests, seen, strict=True)]
+    passes, forward = [], type(tiny_model.model).forward
+    monkeypatch.setattr(type(tiny_model.model), "forward", lambda *a, **k: passes.append(a) or forward(*a, **k))
+    with Engine(tiny_model, NEVER) as engine:
+        engine.submit([collector.request for collector in heard])
+        assert all(collector.over.wait(30) for collector in heard)
+    for one, other in zip(heard, expected, strict=True):
+        assert one.tokens == other.tokens
+        assert one.loops == other.loops
+        assert one.last.scores.chosen == pytest.approx(other.last.scores.chosen, abs=1e-4)
+    assert wrong == 0 or len(passes) < 10, "the prompt and 12 tokens took 13"
