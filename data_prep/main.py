@@ -7,7 +7,7 @@ from types import ModuleType
 
 from data_prep import collect, import_logs, prepare_logs, tokenize, unpack, windows
 from data_prep.environments.base import SimulatorError
-from loopwm.records.command import command_parser, exit_status, refuse_renamed
+from loopwm.records.command import command_parser, exit_status
 
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -24,22 +24,7 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
 }
 
 
-RENAMED = {
-    "spelling": "lab tokenizer-eval",
-    "determined": "lab state-sufficiency",
-    "hidden": "lab refresh-hidden",
-    "tokenizer": "lab train-tokenizer",
-    "pack": "data_prep unpack` or `lab pack",
-    "probe-windows": "lab probe-windows",
-    "stats": "lab stats",
-    "export": "lab export-episodes",
-    "counterfactual": "lab counterfactual",
-}
-"""Commands of earlier releases, and what to run instead."""
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = command_parser("python -m data_prep", "Prepare data for LoopWM.", COMMANDS, Help)
-    refuse_renamed(parser, arguments, RENAMED)
     args = parser.parse_args(arguments)
     return exit_status(lambda: args.run(args), SimulatorError)

@@ -6,7 +6,7 @@ from types import ModuleType
 
 from eval.commands import compare, listing, run, tabulate, validate
 from eval.pixels import command as pixels
-from loopwm.records.command import command_parser, exit_status, refuse_renamed
+from loopwm.records.command import command_parser, exit_status
 
 COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "run": (run, "evaluate a checkpoint, a baseline or a language model on a suite"),
@@ -18,25 +18,7 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
 }
 
 
-RENAMED = {
-    "ledger": "lab results",
-    "results": "lab results",
-    "calibration": "lab calibration",
-    "consistency": "lab plan-transfer",
-    "build-examples": "lab build-examples",
-    "build-entities": "lab build-entities",
-    "study": "lab study",
-    "plan": "lab plan",
-    "rollout": "lab rollout",
-    "report": "lab report",
-    "build-seen": "lab build-seen",
-    "lm-eval-tasks": "lab lm-eval-tasks",
-}
-"""Commands of earlier releases, and what to run instead."""
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = command_parser("python -m eval", "Evaluate world models.", COMMANDS)
-    refuse_renamed(parser, arguments, RENAMED)
     args = parser.parse_args(arguments)
     return exit_status(lambda: args.run(args))

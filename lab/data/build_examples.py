@@ -15,9 +15,10 @@ from eval.models.fewshot import ask
 from eval.models.options import positive
 from eval.models.train_episodes import verb
 from eval.scores.suites import load_suite
+from lab.data.gzip_bytes import pack_gzip
 from loopwm.records.episodes import TRAIN_SPLITS
 from loopwm.records.errors import InputError
-from loopwm.records.files import pack_gzip, write_atomic
+from loopwm.records.files import write_atomic
 from loopwm.records.template import window_context
 from loopwm.records.windows import Window
 

@@ -25,8 +25,9 @@ from typing import Any
 from eval.models.train_episodes import TrainEpisode, read_train_episodes
 from eval.scores.seen import Seen, environment_of, table_path
 from eval.scores.suites import Suite, load_suite
+from lab.data.gzip_bytes import pack_gzip
 from loopwm.records.errors import InputError
-from loopwm.records.files import pack_gzip, write_atomic
+from loopwm.records.files import write_atomic
 from loopwm.records.training_episodes import FILE, TrainingEpisodes, digest
 from loopwm.records.windows import Window
 

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_thresholds,
         nargs="+",
         metavar="RULE=THRESHOLD,..",
-        help="what to try, such as gate=0.3,0.5 convergence=0.1 (default: gate, cumulative and convergence)",
+        help="what to try, such as gate=0.3,0.5 convergence=0.1 (default: gate and convergence)",
     )
     halting.add_argument("--rule-limit", type=positive, help="most loops of the rules (default: the best fixed depth)")
 

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from eval.models.checkpoint import CheckpointPredictor
 from eval.scores.predictions import Prediction, append_lines, drop_torn_line
+from lab.studies.trace import Trace
 from loopwm.core import ExitRule, Fixed
-from loopwm.core.exit_rules import LoopView, Trace, exit_rule
+from loopwm.core.exit_rules import LoopView, exit_rule
 from loopwm.records.files import read_json_lines
 from loopwm.records.template import LONGEST_OBSERVATION, ContextKind
 from loopwm.records.windows import Window

@@ -43,7 +43,6 @@ class Thresholds:
     of: Mapping[str, Sequence[float]] = field(
         default_factory=lambda: {
             "gate": (0.3, 0.5, 0.7, 0.9),
-            "cumulative": (0.3, 0.5, 0.7, 0.9),
             "convergence": (0.01, 0.03, 0.1, 0.3),
         }
     )

@@ -129,25 +129,6 @@ class Gate(SameInEveryPass):
         return _gates(view)[:, -1] > self.tau
 
 
-@exit_rule("cumulative")
-@dataclass(frozen=True)
-class CumulativeGate(SameInEveryPass):
-    """Exit if the cumulated exit probability 1 - prod_{s<=t}(1 - g^(s)) reaches q (Ouro, section 3.2: Q-exit).
-
-    Raises ValueError if q is not inside (0, 1).
-    """
-
-    q: float
-    limit: int
-    needs_gate: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        _inside_unit("q", self.q)
-
-    def exits(self, view: LoopView) -> Tensor:
-        return 1 - (1 - _gates(view)).prod(1) >= self.q
-
-
 @exit_rule("convergence")
 @dataclass(frozen=True)
 class Convergence(SameInEveryPass):
@@ -170,43 +151,6 @@ class Convergence(SameInEveryPass):
         # Three states are needed, so the earliest exit is after loop 2.
         second_difference = h[-1] - 2 * h[-2] + h[-3]
         return second_difference.norm(dim=-1) < self.eps * h[-1].norm(dim=-1)
-
-
-@exit_rule("trace")
-@dataclass(frozen=True)
-class Trace:
-    """Replay recorded depths: `loops[row][pass]`.
-
-    After its last number a row takes one loop per pass, as a finished observation does while others of its batch
-    decode.
-    Raises ValueError for an empty trace or a number below 1.
-    """
-
-    loops: tuple[tuple[int, ...], ...]
-    needs_gate: ClassVar[bool] = False
-    depends_on_batch: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if not self.loops or min((loops for row in self.loops for loops in row), default=0) < 1:
-            raise ValueError(f"loops: must be numbers from 1 on, got {self.loops}")
-
-    @property
-    def limit(self) -> int:
-        return max(loops for row in self.loops for loops in row)
-
-    def for_pass(self, index: int, rows: Sequence[int]) -> Trace:
-        """Return the trace of one pass. Raises ValueError for a row beyond the trace."""
-        if max(rows) >= len(self.loops):
-            raise ValueError(f"loops: must have row {max(rows)}, got a trace of {len(self.loops)} rows")
-        return Trace(tuple(self.loops[row][index : index + 1] or (1,) for row in rows))
-
-    def exits(self, view: LoopView) -> Tensor:
-        """Compare with the recorded depths. Raises ValueError if the batch and the trace differ in rows."""
-        if len(self.loops) != len(view.states[-1]):
-            raise ValueError(f"loops: must be {len(view.states[-1])} rows as the batch, got {len(self.loops)}")
-        # `for_pass` has cut the trace to this pass.
-        first = [row[0] for row in self.loops]
-        return torch.tensor(first, device=view.states[-1].device) <= view.loop
 
 
 def as_rule(depth: int | ExitRule) -> ExitRule:

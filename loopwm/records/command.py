@@ -60,13 +60,6 @@ def command_parser(
     return parser
 
 
-def refuse_renamed(parser: Parser, arguments: Sequence[str] | None, renamed: Mapping[str, str]) -> None:
-    """Exit with status 2 after one line with the new name if the command was renamed."""
-    name = next(iter(sys.argv[1:] if arguments is None else arguments), "")
-    if name in renamed:
-        parser.error(f"{name}: renamed, run `python -m {renamed[name]}`")
-
-
 def script_parser(module: str, doc: str | None) -> Parser:
     """Build the parser of a module that is a command by itself."""
     return Parser(prog=f"python -m {module}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)

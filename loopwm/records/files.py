@@ -124,11 +124,6 @@ def _compressor(path: Path, raw: BinaryIO) -> Iterator[BinaryIO]:
         yield raw
 
 
-def pack_gzip(content: str) -> bytes:
-    """Compress to gzip bytes that depend on the content only (no time, no file name)."""
-    return gzip.compress(content.encode(), 9, mtime=0)
-
-
 def open_text(path: Path) -> TextIO:
     """Open `.gz`, `.xz` or plain text for reading. Raises InputError if the file cannot be opened."""
     try:

@@ -108,7 +108,9 @@ def decode_drafts(
         verify: appends tokens to the states.
         states: of one row each.
         lookups: of each row, up to the token `first`; the chosen tokens are added.
-        first, max_new_tokens, end: as in `decode_greedily`.
+        first: the token that comes before the text.
+        max_new_tokens: of each text.
+        end: id of the end mark.
     """
     states, found = list(states), [Hypothesis() for _ in states]
     newest, going = [first] * len(states), list(range(len(states)))

@@ -303,44 +303,6 @@ class WorldModel:
             counts.append(len(targets))
         return torch.stack(losses), torch.tensor(counts, device=hidden.device)
 
-    def rollout(
-        self,
-        contexts: Sequence[Context],
-        actions: Sequence[Sequence[str]],
-        horizons: Sequence[int] | None = None,
-        depth: int | ExitRule | None = None,
-    ) -> list[dict[int, str]]:
-        """Encode, apply each row's actions one after another, and decode at the requested horizons.
-
-        At the last horizon only this is LoopWM, equation 18; at all of them LoopWM, equations 13 to 15.
-
-        Args:
-            contexts: one for each row.
-            actions: of each row.
-            horizons: steps to decode; None for the last one, which then needs rows of equally many actions.
-            depth: as in `encode`.
-
-        Returns:
-            {horizon: observation} for each row.
-
-        Raises:
-            FormatError: a row with too few actions.
-        """
-        wanted = sorted(set(horizons)) if horizons is not None else [min((len(row) for row in actions), default=0)]
-        if len(actions) != len(contexts) or not wanted or wanted[0] < 1:
-            raise FormatError("actions", "must be at least one a context; horizons count from 1")
-        for i, row in enumerate(actions):
-            if len(row) < wanted[-1] or (horizons is None and len(row) != wanted[-1]):
-                raise FormatError(f"actions[{i}]", f"{len(row)} actions do not fit horizon {wanted[-1]}")
-        world = self.encode(contexts, depth)
-        out: list[dict[int, str]] = [{} for _ in contexts]
-        for k in range(1, wanted[-1] + 1):
-            world = self.advance(world, [row[k - 1] for row in actions])
-            if k in wanted:
-                for texts, text in zip(out, self.decode(world), strict=True):
-                    texts[k] = text
-        return out
-
     @torch.inference_mode()
     def predictions(self, world: World) -> Predictions:
         """Predict the reward of each row's last step and the probability that its world continues.

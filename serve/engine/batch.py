@@ -68,7 +68,10 @@ class RunningBatch:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Run one decode step, which yields one token or more. If the batched forward fails, retry one by one and fail the requests that fail there."""
+        """Run one decode step, of one token or more for each request.
+
+        If the batched forward fails, retry one by one and fail the requests that fail there.
+        """
         groups = (_keep(group, [not request.dropped for request in group[1]]) for group in self.groups)
         self.groups = [group for group in groups if group[1]]
         going: list[Group] = []

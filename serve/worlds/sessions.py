@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple
 from loopwm.core.kv_cache import SLACK
 from loopwm.records import template as template
 from loopwm.records.template import Context, ContextTooLongError, FormatError
-from loopwm.text.model.tokenizer import special_ids
 from loopwm.text.drafts import as_text
+from loopwm.text.model.tokenizer import special_ids
 from loopwm.text.world import World, WorldModel
 from serve.engine.requests import Finish, Request, RequestContext
 from serve.engine.sampling import SamplingParams

@@ -7,15 +7,14 @@ from itertools import pairwise
 import pytest
 import torch
 
+from lab.studies.trace import Trace
 from loopwm.core import (
     Convergence,
-    CumulativeGate,
     ExitRule,
     Fixed,
     Gate,
     KVCache,
     LoopedCore,
-    Trace,
     causal_attention,
     exit_rules,
     format_rule,
@@ -92,7 +91,7 @@ def test_passes_of_a_single_loop_equal_one_pass():
     torch.testing.assert_close(out, whole, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("rule", [Gate(0.5, LIMIT), CumulativeGate(0.8, LIMIT), Convergence(0.4, LIMIT)])
+@pytest.mark.parametrize("rule", [Gate(0.5, LIMIT), Convergence(0.4, LIMIT)])
 def test_mixed_exits_in_a_batch_equal_the_same_rows_alone(rule):
     core, x = gated_core(), random_input(8, ENDS[-1])
     rules = [Fixed(LIMIT), rule, rule, rule]
@@ -166,8 +165,6 @@ def view(gates: list[float], states: list[list[float]] | None = None) -> LoopVie
 def test_rules_leave_where_their_formulas_say():
     assert Gate(0.6, 9).exits(view([0.1, 0.61])).item()
     assert not Gate(0.6, 9).exits(view([0.9, 0.6])).item()
-    assert CumulativeGate(0.75, 9).exits(view([0.5, 0.5])).item()
-    assert not CumulativeGate(0.76, 9).exits(view([0.5, 0.5])).item()
     # The second difference of 1, 2, 3.1 is 0.1.
     assert Convergence(0.1 / 3, 9).exits(view([0, 0], [[1.0], [2.0], [3.1]])).item()
     assert not Convergence(0.1 / 3.2, 9).exits(view([0, 0], [[1.0], [2.0], [3.1]])).item()
@@ -180,7 +177,6 @@ def test_rules_leave_where_their_formulas_say():
         (lambda: Gate(0.0, 4), "tau: .*got 0.0"),
         (lambda: Gate(1.0, 4), "tau: .*got 1.0"),
         (lambda: Gate(float("nan"), 4), "tau: .*got nan"),
-        (lambda: CumulativeGate(1.5, 4), "q: .*got 1.5"),
         (lambda: Convergence(0.0, 4), "eps: .*got 0.0"),
         (lambda: Trace(()), "loops: must be numbers"),
         (lambda: Trace(((2, 0),)), "loops: must be numbers"),
@@ -196,7 +192,6 @@ def test_impossible_rules_are_refused_by_name(make, named):
     ("depth", "named"),
     [
         (Gate(0.5, 4), "Gate needs an exit gate"),
-        (CumulativeGate(0.5, 4), "CumulativeGate needs an exit gate"),
         (Convergence(0.1, 0), "must be 1 to max_loops = 6, got 0 loops"),
         (Convergence(0.1, 7), "must be 1 to max_loops = 6, got 7 loops"),
         ("gate", "must be a number of loops or an exit rule"),
@@ -228,7 +223,7 @@ def test_a_trajectory_read_out_at_t_is_the_pass_of_t_loops():
         assert torch.equal(core.read_out(state, shared_inputs(2, 3), causal_attention, x.dtype), expected.h)
 
 
-@pytest.mark.parametrize("rule", [Fixed(3), Gate(0.5, 4), CumulativeGate(0.25, 2), Convergence(0.1, 4)])
+@pytest.mark.parametrize("rule", [Fixed(3), Gate(0.5, 4), Convergence(0.1, 4)])
 def test_what_is_written_of_a_rule_is_read_as_it(rule):
     assert parse_rule(str(format_rule(rule))) == rule
     assert make_rule(name_of(rule), vars(rule)) == rule

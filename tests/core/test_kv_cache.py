@@ -8,12 +8,12 @@ import random
 import pytest
 import torch
 
+from lab.studies.trace import Trace
 from loopwm.core import (
     AttentionInputs,
     Fixed,
     KVCache,
     RaggedBatch,
-    Trace,
     causal_attention,
     prefix_attention,
     rotary_angles,

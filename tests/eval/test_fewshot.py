@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from eval.models.fewshot import END, INSTRUCTION, as_text, examples_path, load_shots, read_continuation
+from eval.models.fewshot import INSTRUCTION, examples_path, load_shots
 from eval.scores.suites import load_suite, suite_names
 from loopwm.records.episodes import TRAIN_SPLITS
 from loopwm.records.errors import InputError
@@ -57,14 +57,6 @@ def test_examples_are_answered_at_the_horizon_asked_about(make_window: MakeWindo
         assert first["content"].startswith(INSTRUCTION)
         assert first["content"].count("Action: ") == 1 + k
         assert answer["content"] == example["observations"][k - 1]
-
-
-def test_a_continuation_is_read_up_to_the_mark_that_ends_examples(make_window: MakeWindow) -> None:
-    shots = load_shots([make_window()], None, 1, "observed", [1])
-    text = as_text(shots.messages(make_window(), window_context(make_window(), "observed"), "observed", 1))
-    assert text.count(f"\n{END}\n") == 1
-    assert text.endswith("Action: go to hallway\nObservation:")
-    assert read_continuation(f" You see:\n\ta table\n{END}\n\nGoal: more") == "You see:\n\ta table"
 
 
 @pytest.mark.parametrize(

@@ -116,12 +116,14 @@ def imagined_texts(folder: Path, threshold: float | None) -> tuple[str, str]:
     """Return the last observation of the plan by minimal and by the library, in at most 4 loops."""
     depth = 4 if threshold is None else Gate(threshold, 4)
     library = WorldModel.from_pretrained(folder)
-    (texts,) = library.rollout([Context(minimal.GOAL, minimal.HALLWAY)], [minimal.PLAN], depth=depth)
+    expected = library.encode([Context(minimal.GOAL, minimal.HALLWAY)], depth)
+    for action in minimal.PLAN:
+        expected = library.advance(expected, [action])
     world = minimal.World(*minimal.load_checkpoint(folder), 4, threshold)
     world.encode(minimal.GOAL, minimal.HALLWAY)
     for action in minimal.PLAN:
         world.advance(action)
-    return world.decode(), texts[2]
+    return world.decode(), library.decode(expected)[0]
 
 
 @pytest.mark.parametrize("threshold", [None, 0.45])

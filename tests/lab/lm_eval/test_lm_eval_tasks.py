@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-from eval.models.fewshot import as_text, load_shots
+from eval.models.fewshot import END as EXAMPLE_END
+from eval.models.fewshot import load_shots
 from eval.scores.metrics import score_item
 from eval.scores.suites import load_suite, suite_names
 from lab.__main__ import main
 from lab.lm_eval import documents
+from lab.lm_eval.documents import as_text, read_continuation
 from loopwm.records.template import CONTEXT_LIMIT, END, render_prompt, window_context
 from loopwm.text.model.checkpoint import load_checkpoint
 from loopwm.text.model.configuration import LoopWMConfig
@@ -137,3 +139,11 @@ def test_what_the_harness_could_not_load_is_not_written(
     assert error.startswith(f"error: {named.format(**places)}")
     assert error.count("\n") == 1
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_continuation_is_read_up_to_the_mark_that_ends_examples(make_window: MakeWindow) -> None:
+    shots = load_shots([make_window()], None, 1, "observed", [1])
+    text = as_text(shots.messages(make_window(), window_context(make_window(), "observed"), "observed", 1))
+    assert text.count(f"\n{EXAMPLE_END}\n") == 1
+    assert text.endswith("Action: go to hallway\nObservation:")
+    assert read_continuation(f" You see:\n\ta table\n{EXAMPLE_END}\n\nGoal: more") == "You see:\n\ta table"

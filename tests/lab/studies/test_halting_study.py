@@ -98,16 +98,16 @@ def test_rules_are_held_against_the_best_depth_and_random_exits(
     gated: Path, windows_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    tried = ("gate=0.5", "cumulative=0.5,0.9999", "convergence=0.2")
+    tried = ("gate=0.5,0.9999", "convergence=0.2")
     arguments = command(gated, windows_file, out, "--rule-limit", "5", "--rules", *tried)
     assert main(arguments) == 0
     found = results(out)
     by_name = {policy["policy"]: policy for policy in found["policies"]}
-    rules = ["gate 0.5", "cumulative 0.5", "cumulative 0.9999", "convergence 0.2"]
+    rules = ["gate 0.5", "gate 0.9999", "convergence 0.2"]
     assert list(by_name) == [*(f"T={t}" for t in range(1, 5)), *rules, *(f"{rule}, random" for rule in rules)]
     assert found["best_fixed_depth"] == 1  # nothing is right, so all are equal and the smallest is the best
     assert by_name["T=4"]["loops"] == {"advance": 4.0, "decode": 4.0}
-    assert by_name["cumulative 0.5"]["loops"]["decode"] < by_name["cumulative 0.9999"]["loops"]["decode"]
+    assert by_name["gate 0.5"]["loops"]["decode"] < by_name["gate 0.9999"]["loops"]["decode"]
     assert by_name["gate 0.5"]["against_random"]["reference"] == "gate 0.5, random"
     assert by_name["gate 0.5"]["keeps_quality"]
     assert (out / "plot.png").read_bytes().startswith(b"\x89PNG")
@@ -118,7 +118,7 @@ def test_rules_are_held_against_the_best_depth_and_random_exits(
 
 
 def test_an_interrupted_policy_counts_no_window_twice(gated: Path, windows_file: Path, tmp_path: Path) -> None:
-    options = ["--rules", "gate=0.5", "cumulative=0.5", "convergence=0.2", "--rule-limit", "2"]
+    options = ["--rules", "gate=0.5", "convergence=0.2", "--rule-limit", "2"]
     assert main(command(gated, windows_file, tmp_path / "out", *options)) == 0
     before = results(tmp_path / "out")
     folder = tmp_path / "out" / "gate-0.5"
@@ -142,7 +142,7 @@ def test_a_checkpoint_without_gate_is_studied_by_convergence_alone(
     ("options", "named"),
     [
         (["--rules", "gate=1.5"], "got 1.5"),
-        (["--rules", "cumulative=0"], "q: must be inside (0, 1), got 0.0"),
+        (["--rules", "gate=0"], "tau: must be inside (0, 1), got 0.0"),
         (["--rules", "convergence=-1"], "eps"),
         (["--rules", "gate=x"], "--rules"),
         (["--rules", "magic=1"], "--rules: 'magic'"),
