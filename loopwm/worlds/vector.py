@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium.utils.seeding import np_random
@@ -16,9 +16,12 @@ from loopwm.records.files import PACKAGED
 from loopwm.records.template import LONGEST_OBSERVATION, ContextKind
 from loopwm.worlds.gym import ImaginedTextEnv, step_info
 from loopwm.worlds.http import Client, HttpWorlds
-from loopwm.worlds.protocol import Imagined, RowWorlds, Worlds
+from loopwm.worlds.protocol import Imagined, RowWorlds
 from loopwm.worlds.spaces import MAX_ACTION, MAX_OBSERVATION, AnyText
 from loopwm.worlds.starts import SCIENCEWORLD, Start, Starts, read_starts
+
+if TYPE_CHECKING:
+    from loopwm.worlds.local import LocalWorlds
 
 
 def make_env(
@@ -70,7 +73,7 @@ def kept_worlds(url: str, key: str | None, model: str | None, max_new_tokens: in
     return HttpWorlds(client, model or client.model(), max_new_tokens)
 
 
-def local_worlds(model: str | None, max_new_tokens: int) -> Worlds:
+def local_worlds(model: str | None, max_new_tokens: int) -> LocalWorlds:
     """Return worlds in this process; model: a checkpoint folder, None for the packaged one."""
     from loopwm.text.world import WorldModel
     from loopwm.worlds.local import LocalWorlds  # imports torch, which clients of a service need not have
