@@ -148,10 +148,8 @@ def packaged() -> Callable[[], Worlds]:
 
 def _makes(url: str | None, model: str | None) -> Callable[[], Worlds]:
     if url is None:
-        worlds = local_worlds(model, LONGEST_OBSERVATION)
-    else:
-        worlds = kept_worlds(url, os.environ.get(KEY_VARIABLE), model, LONGEST_OBSERVATION)
-    return worlds.fresh
+        return local_worlds(model, LONGEST_OBSERVATION).fresh
+    return kept_worlds(url, os.environ.get(KEY_VARIABLE), model, LONGEST_OBSERVATION).fresh
 
 
 if __name__ == "__main__":
