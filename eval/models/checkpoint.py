@@ -14,7 +14,7 @@ from loopwm.records.files import sha256_of_files
 from loopwm.records.template import LONGEST_OBSERVATION, Context, ContextKind, FormatError, window_context
 from loopwm.records.training_episodes import TrainingEpisodes
 from loopwm.records.windows import Window
-from loopwm.text.world import WorldModel
+from loopwm.text.world import World, WorldModel
 from loopwm.worlds.local import LocalWorlds
 from loopwm.worlds.protocol import Worlds
 
@@ -57,6 +57,10 @@ class CheckpointPredictor:
         worlds = self.worlds()
         begin(worlds, windows, context_kind)
         return worlds
+
+    def encode(self, windows: Sequence[Window], context_kind: ContextKind) -> World:
+        """Return the windows' worlds as one batch."""
+        return self.world_model.encode([window_context(window, context_kind) for window in windows], self.depth)
 
     def predict(
         self, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]

@@ -88,7 +88,7 @@ class PolicyPredictor(CheckpointPredictor):
     def predict(
         self, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]
     ) -> list[Prediction]:
-        world = self.begin(windows, context_kind).world
+        world = self.encode(windows, context_kind)
         predictions = [Prediction({}, cut) for cut in world.steps_cut]
         decoded_loops: list[list[tuple[int, ...]]] = [[] for _ in windows]
         advance, decode = (_seeded(rule, windows) for rule in (self._policy.advance, self._policy.decode))

@@ -122,7 +122,7 @@ def _batch_norms(
     predictor: CheckpointPredictor, windows: Sequence[Window], context_kind: ContextKind, last: int
 ) -> Values:
     """Return RMS values (windows, last + 1)."""
-    world = predictor.begin(windows, context_kind).world
+    world = predictor.encode(windows, context_kind)
     worlds = [world.latent]
     for step in range(last):
         world = predictor.world_model.advance(world, [w["actions"][step % len(w["actions"])] for w in windows])

@@ -255,17 +255,22 @@ class WorldModel:
         worlds: Sequence[World],
         lookups: Sequence[Lookup],
         max_new_tokens: int = template.LONGEST_OBSERVATION,
+        beams: int = 1,
     ) -> list[Decoded]:
-        """Decode worlds of one row each and of one depth, with any histories, greedily and together.
+        """Decode worlds of one row each and of one depth, with any histories, together.
 
-        Tokens loop to the limit of the worlds' rule. lookups: texts of each world to draft from, up to its last action
-        (`context_ids`, `action_ids`); extended by what is decoded.
+        lookups: texts of each world up to its last action (`context_ids`, `action_ids`), extended by what is decoded.
+            Drafts are of these, if one beam is enough and exits do not depend on single tokens.
         """
         if not worlds:
             return []
-        verify = partial(self._verify, Fixed(worlds[0].depth.limit))
-        states = [self.before_decoding(world) for world in worlds]
-        return self._texts(decode_drafts(verify, states, lookups, self._obs, max_new_tokens, self._end))
+        states, rule = [self.before_decoding(world) for world in worlds], worlds[0].depth
+        if beams == 1 and isinstance(rule, Fixed):
+            verify = partial(self._verify, rule)
+            return self._texts(decode_drafts(verify, states, lookups, self._obs, max_new_tokens, self._end))
+        states = [state.whole().share(1) for state in states]
+        hypotheses = search_beams(partial(self._next_tokens, rule), states, self._obs, beams, max_new_tokens, self._end)
+        return self._texts([beam[0] for beam in hypotheses])
 
     def _verify(self, rule: Fixed, states: Sequence[KVCache], tokens: Sequence[Sequence[int]]) -> tuple[Tensor, int]:
         longest = max(map(len, tokens))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from copy import copy
 from math import exp
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from loopwm.core import ExitRule
-from loopwm.records.template import LONGEST_OBSERVATION, Context, ContextTooLongError
+from loopwm.records.template import LONGEST_OBSERVATION, Context, ContextTooLongError, FormatError
 from loopwm.text.decoding import Decoded
 from loopwm.text.drafts import Lookup, SharedText, as_text
 from loopwm.text.world import World, WorldModel
@@ -34,8 +34,10 @@ class LocalWorlds:
     ) -> None:
         self._model, self._depth, self._max_new_tokens, self._beams = model, depth, max_new_tokens, beams
         self._contexts: list[Context] = []
-        self._real: World | None = None
-        self._now: World | None = None
+        self._real: list[World] = []
+        self._now: list[World] = []
+        self._shared = SharedText()
+        self._lookups: list[Lookup] = []
 
     @classmethod
     def from_pretrained(cls, path: str | Path, device: torch.device | None = None) -> LocalWorlds:
@@ -51,115 +53,89 @@ class LocalWorlds:
         return LocalWorlds(self._model, self._depth, self._max_new_tokens, self._beams)
 
     @property
-    def world(self) -> World:
-        """Return the current world. Raises ValueError before `begin`."""
-        if self._now is None:
-            raise ValueError("step: begin a world first")
-        return self._now
-
-    @property
     def steps_cut(self) -> tuple[int, ...]:
-        return self.world.steps_cut
+        return tuple(world.steps_cut[0] for world in self._now)
 
     def begin(self, contexts: Sequence[Context]) -> None:
         check_lengths(len(contexts), Context, contexts=contexts)
-        self._contexts = list(contexts)
-        self._real = self._now = self._model.encode(contexts, self._depth)
+        if not contexts:
+            raise FormatError("contexts", "must be at least one, got none")
+        self._real = [self._model.encode([context], self._depth) for context in contexts]
+        self._contexts, self._now = list(contexts), list(self._real)
+        self._lookups = [self._lookup(context) for context in contexts]
 
-    def step(self, actions: Sequence[str], decode: bool = True) -> list[Imagined]:
-        check_lengths(len(self.world), actions=actions)
-        self._now = world = self._model.advance(self.world, actions)
-        full = _full(self._model, world, self._max_new_tokens)
-        if not decode or all(full):
-            texts = [Imagined("")] * len(world)
-        else:
-            decoded = self._model.decode_traced(world, self._max_new_tokens, beams=self._beams)
-            texts = [_imagined(one) for one in decoded]
-        return _with_outcomes(self._model, world, texts, full)
+    def restart(self, rows: Sequence[int], contexts: Sequence[Context]) -> None:
+        """Replace these rows by new worlds; the others continue."""
+        for row, context in zip(rows, contexts, strict=True):
+            self._real[row] = self._now[row] = self._model.encode([context], self._depth)
+            self._contexts[row], self._lookups[row] = context, self._lookup(context)
+
+    def step(self, actions: Sequence[str], decode: bool = True, rows: Sequence[int] | None = None) -> list[Imagined]:
+        """Step the given rows, None for all."""
+        if not self._now:
+            raise ValueError("step: begin a world first")
+        rows = range(len(self._now)) if rows is None else rows
+        check_lengths(len(rows), actions=actions)
+        worlds = self._model.advance_each([self._now[row] for row in rows], actions)
+        for row, world, action in zip(rows, worlds, actions, strict=True):
+            self._now[row] = world
+            self._lookups[row].extend(self._model.action_ids(action))
+        longest = self._model.model.config.max_position_embeddings - self._max_new_tokens
+        full = [bool(world.state.next_position > longest) for world in worlds]
+        seen = [row for row, over in zip(rows, full, strict=True) if decode and not over]
+        states, lookups = [self._now[row] for row in seen], [self._lookups[row] for row in seen]
+        decoded = iter(self._model.decode_each(states, lookups, self._max_new_tokens, beams=self._beams))
+        steps = zip(worlds, full, strict=True)
+        return [
+            Imagined("", finish="full") if over else self._imagined(world, next(decoded) if decode else None)
+            for world, over in steps
+        ]
 
     def fork(self, rows: Sequence[int]) -> LocalWorlds:
         check_rows(rows, len(self._contexts))
         fork = self.fresh()
-        fork._contexts = [self._contexts[row] for row in rows]
-        fork._now = self.world.select(rows)
-        fork._real = fork._now if self._now is self._real or self._real is None else self._real.select(rows)
+        fork._contexts, fork._real = [self._contexts[row] for row in rows], [self._real[row] for row in rows]
+        fork._now, fork._lookups = [self._now[row] for row in rows], [copy(self._lookups[row]) for row in rows]
         return fork
 
     def observe(self, actions: Sequence[str], observations: Sequence[str]) -> None:
         check_lengths(len(self._contexts), actions=actions, observations=observations)
-        steps = zip(self._contexts, actions, observations, strict=True)
-        self._contexts = [longer(*step) for step in steps]
-        assert self._real is not None
-        try:
-            self._real = self._now = self._model.observe(self._real, actions, observations)
-        except ContextTooLongError:  # encoding drops the oldest steps
-            self.begin(self._contexts)
+        contexts = [longer(*step) for step in zip(self._contexts, actions, observations, strict=True)]
+        self._real = [self._observed(world, context) for world, context in zip(self._real, contexts, strict=True)]
+        self._contexts, self._now = contexts, list(self._real)
+        self._lookups = [self._lookup(context) for context in contexts]
 
     def nll(self, observations: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Return the teacher-forced loss of each row's observation after its last step, and its tokens.
 
         See `WorldModel.nll`.
         """
-        return self._model.nll(self.world, observations)
+        check_lengths(len(self._now), observations=observations)
+        rows = [self._model.nll(world, [text]) for world, text in zip(self._now, observations, strict=True)]
+        losses, counts = zip(*rows, strict=True)
+        return torch.cat(losses), torch.cat(counts)
 
     def close(self) -> None:
-        self._real = self._now = None
-
-
-class LocalRows:
-    """Worlds of a checkpoint in this process, of which some can begin anew while the others go on."""
-
-    def __init__(self, model: WorldModel, max_new_tokens: int = LONGEST_OBSERVATION) -> None:
-        self._model, self._max_new_tokens = model, max_new_tokens
-        self._worlds: list[World] = []
-        self._lookups: list[Lookup] = []
-        self._shared = SharedText()
-
-    def begin(self, contexts: Sequence[Context]) -> None:
-        self._worlds = [self._model.encode([context]) for context in contexts]
-        self._lookups = [self._lookup(context) for context in contexts]
-
-    def restart(self, rows: Sequence[int], contexts: Sequence[Context]) -> None:
-        for row, context in zip(rows, contexts, strict=True):
-            self._worlds[row], self._lookups[row] = self._model.encode([context]), self._lookup(context)
+        self._real, self._now = [], []
 
     def _lookup(self, context: Context) -> Lookup:
         return Lookup(self._shared, as_text(self._model.context_ids(self._model.fit(context)[0])))
 
-    def step(self, actions: Sequence[str], *, rows: Sequence[int]) -> list[Imagined]:
-        worlds = self._model.advance_each([self._worlds[row] for row in rows], actions)
-        for row, world, action in zip(rows, worlds, actions, strict=True):
-            self._worlds[row] = world
-            self._lookups[row].extend(self._model.action_ids(action))
-        full = [_full(self._model, world, self._max_new_tokens)[0] for world in worlds]
-        room = [row for row, over in zip(rows, full, strict=True) if not over]
-        texts_of = [self._worlds[row] for row in room], [self._lookups[row] for row in room]
-        decoded = map(_imagined, self._model.decode_each(*texts_of, self._max_new_tokens))
-        texts = [Imagined("") if over else next(decoded) for over in full]
-        steps = zip(worlds, texts, full, strict=True)
-        return [_with_outcomes(self._model, world, [text], [over])[0] for world, text, over in steps]
+    def _observed(self, world: World, context: Context) -> World:
+        """Append the last step of a context to the world of the others."""
+        step = context.history[-1]
+        try:
+            return self._model.observe(world, [step.action], [step.observation])
+        except ContextTooLongError:  # encoding drops the oldest steps
+            return self._model.encode([context], self._depth)
 
-    def close(self) -> None:
-        self._worlds = []
-
-
-def _full(model: WorldModel, world: World, max_new_tokens: int) -> list[bool]:
-    """Tell of each row if an observation of `max_new_tokens` no longer fits."""
-    return (world.state.next_position > model.model.config.max_position_embeddings - max_new_tokens).tolist()
-
-
-def _with_outcomes(model: WorldModel, world: World, texts: Sequence[Imagined], full: Sequence[bool]) -> list[Imagined]:
-    """Add what the prediction heads say to the decoded texts."""
-    ahead = model.predictions(world) if model.model.config.prediction_heads else None
-    rewards = ahead.reward.tolist() if ahead else [None] * len(world)
-    continuations = ahead.continuation.tolist() if ahead else [None] * len(world)
-    return [
-        Imagined("", finish="full") if over else replace(text, reward=reward, continuation=continuation)
-        for text, reward, continuation, over in zip(texts, rewards, continuations, full, strict=True)
-    ]
-
-
-def _imagined(decoded: Decoded) -> Imagined:
-    if not decoded.ended:
-        return Imagined(decoded.text, finish="length")
-    return Imagined(decoded.text, trust=exp(decoded.log_probability))
+    def _imagined(self, world: World, decoded: Decoded | None) -> Imagined:
+        reward = continuation = trust = None
+        if self._model.model.config.prediction_heads:
+            ahead = self._model.predictions(world)
+            reward, continuation = ahead.reward.item(), ahead.continuation.item()
+        if decoded is None:
+            return Imagined("", reward, continuation)
+        if decoded.ended:
+            trust = exp(decoded.log_probability)
+        return Imagined(decoded.text, reward, continuation, "stop" if decoded.ended else "length", trust)

@@ -63,7 +63,8 @@ def make_vector_env(
 ) -> ImaginedVectorEnv:
     """Make a vector of environments as `make_env` that step together: one request to a service, or one batch."""
     places = read_starts(starts, context)
-    worlds = local_rows(model, max_new_tokens) if url is None else kept_worlds(url, key, model, max_new_tokens)
+    worlds: RowWorlds
+    worlds = local_worlds(model, max_new_tokens) if url is None else kept_worlds(url, key, model, max_new_tokens)
     return ImaginedVectorEnv(worlds, places, num_envs, max_steps)
 
 
@@ -79,14 +80,6 @@ def local_worlds(model: str | None, max_new_tokens: int) -> LocalWorlds:
     from loopwm.worlds.local import LocalWorlds  # imports torch, which clients of a service need not have
 
     return LocalWorlds(WorldModel.from_pretrained(model or PACKAGED), max_new_tokens=max_new_tokens)
-
-
-def local_rows(model: str | None, max_new_tokens: int) -> RowWorlds:
-    """Return worlds as `local_worlds` of which some can begin anew while the others go on."""
-    from loopwm.text.world import WorldModel
-    from loopwm.worlds.local import LocalRows
-
-    return LocalRows(WorldModel.from_pretrained(model or PACKAGED), max_new_tokens)
 
 
 class ImaginedVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], NDArray[Any]]):

@@ -61,9 +61,9 @@ def test_beams_of_a_run_reach_decoding_and_are_recorded(
     checkpoint: Path, make_window: MakeWindow, write_suite: WriteSuite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    decode = WorldModel.decode_traced
+    decode = WorldModel.decode_each
     monkeypatch.setattr("eval.models.checkpoint.LONGEST_OBSERVATION", 4)
-    monkeypatch.setattr(WorldModel, "decode_traced", lambda *a, **k: asked.append(k["beams"]) or decode(*a, **k))
+    monkeypatch.setattr(WorldModel, "decode_each", lambda *a, **k: asked.append(k["beams"]) or decode(*a, **k))
     arguments = ["run", "--suite", str(write_suite([make_window("w")])), "--context", "observed", "--horizons", "1"]
     for beams in (1, 3):
         model = ["--model", str(checkpoint), "--beams", str(beams), "--out", str(tmp_path / str(beams))]

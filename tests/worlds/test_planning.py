@@ -54,8 +54,8 @@ def test_imagine_leaves_the_worlds_as_they_are() -> None:
     hall = "This room is called the hallway. In it, you see: \n\tthe agent\n"
     hall += "You also see:\n\tA door to the kitchen (that is closed)"
     worlds.begin([Context("Your task is to boil water.", hall)])
-    before = worlds.world
+    (before,) = worlds._now
     first, second = imagine(worlds, ["open door to kitchen", "frobnicate the dax"])
-    assert worlds.world is before
+    assert worlds._now == [before]
     assert first.observation == worlds.step(["open door to kitchen"])[0].observation
     assert refusal_risk(first) == 0 < refusal_risk(second)

@@ -11,7 +11,7 @@ import pytest
 import loopwm.worlds.gym  # noqa: F401 - registers them
 from loopwm.records.template import Context, FormatError
 from loopwm.worlds.gym import ImaginedTextEnv
-from loopwm.worlds.local import LocalRows, LocalWorlds
+from loopwm.worlds.local import LocalWorlds
 from loopwm.worlds.protocol import Imagined
 from loopwm.worlds.starts import ALFWORLD, SCIENCEWORLD, Start, Starts, read_starts
 from loopwm.worlds.vector import ImaginedVectorEnv
@@ -30,7 +30,7 @@ def envs(request, url, world_model) -> ImaginedVectorEnv:
     starts = read_starts(SCIENCEWORLD, "observed")
     if request.param == "service":
         return gymnasium.make_vec(NAME, num_envs=3, url=url, max_steps=2, max_new_tokens=12)
-    return ImaginedVectorEnv(LocalRows(world_model, 12), starts, num_envs=3, max_steps=2)
+    return ImaginedVectorEnv(LocalWorlds(world_model, max_new_tokens=12), starts, num_envs=3, max_steps=2)
 
 
 def test_environments_are_what_each_is_alone_and_begin_anew_by_themselves(envs, world_model):
@@ -94,7 +94,7 @@ def test_each_world_has_an_environment_of_its_own_starts(url):
 
 def test_rows_of_this_process_go_on_while_others_begin_anew(world_model):
     first, second = (start.context for start in read_starts(SCIENCEWORLD, "observed")[:2])
-    rows, alone = LocalRows(world_model, 12), LocalRows(world_model, 12)
+    rows, alone = LocalWorlds(world_model, max_new_tokens=12), LocalWorlds(world_model, max_new_tokens=12)
     rows.begin([first, first])
     alone.begin([first])
     taken = [rows.step(["wait", "look around"], rows=[0, 1])[1]]
@@ -108,7 +108,7 @@ def test_rows_of_this_process_go_on_while_others_begin_anew(world_model):
 
 
 def test_a_world_of_this_process_without_room_is_full(world_model):
-    rows = LocalRows(world_model, world_model.model.config.max_position_embeddings)
+    rows = LocalWorlds(world_model, max_new_tokens=world_model.model.config.max_position_embeddings)
     rows.begin([start.context for start in read_starts(SCIENCEWORLD, "observed")[:1]])
     assert rows.step(["wait"], rows=[0]) == [Imagined("", finish="full")]
 

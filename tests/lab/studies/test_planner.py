@@ -111,7 +111,7 @@ def test_real_steps_are_added_to_the_world_as_if_all_were_encoded(agent: Retriev
         context = replace(FAR, history=FAR.history[:steps])
         going._see(context)
         whole = model.encode([context], 2)
-        assert (going._worlds.world.latent - whole.latent).abs().max() < 1e-4
+        assert (torch.cat([world.latent for world in going._worlds._now]) - whole.latent).abs().max() < 1e-4
 
 
 def test_what_is_expected_after_a_plan_agrees_more_than_a_refusal(agent: RetrievalAgent, model: WorldModel) -> None:
