@@ -37,6 +37,14 @@ class RealStep:
 
 
 @dataclass
+class NewWorld:
+    """A world's id, with which other tools are called. warnings: reasons to expect wrong answers."""
+
+    id: str
+    warnings: list[str]
+
+
+@dataclass
 class ImaginedStep:
     """An imagined action. reward in points; trust: probability that the observation is exactly right."""
 
@@ -75,11 +83,12 @@ class WorldTools:
         self._client = client
         self._model = client.model()
 
-    def create_world(self, goal: str, observation: str, history: list[RealStep] | None = None) -> str:
-        """Create a world and return its id. observation: the first one. history: the steps taken since then."""
+    def create_world(self, goal: str, observation: str, history: list[RealStep] | None = None) -> NewWorld:
+        """Create a world. observation: the first one. history: the steps taken since then."""
         steps = [asdict(step) for step in history or ()]
         body = {"model": self._model, "goal": goal, "observation": observation, "history": steps}
-        return str(self._call("POST", "worlds", body)["id"])
+        world = self._call("POST", "worlds", body)
+        return NewWorld(world["id"], world["warnings"])
 
     def imagine(self, world: str, actions: list[str]) -> list[ImaginedStep]:
         """Imagine actions one after another. The world advances: the next call continues after them."""

@@ -150,14 +150,17 @@ def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | Non
         Engine(model, tokenizer.get_vocab()[END], limits, threads) as engine,
         closing(WorldStore(world_limits, file=file, rate_limiter=rate_limiter)) as worlds,
     ):
+        world_model = WorldModel(model, tokenizer)
         service = Service(
             card,
             engine,
             tokenizer,
-            PromptReader(tokenizer, config.slots, context_tokens=config.context_tokens),
+            PromptReader(
+                tokenizer, config.slots, context_tokens=config.context_tokens, is_foreign=world_model.is_foreign
+            ),
             rate_limiter,
         )
-        sessions = Sessions(service, WorldModel(model, tokenizer), worlds)
+        sessions = Sessions(service, world_model, worlds)
         hosts = (*args.allowed_hosts, socket.gethostname())
         app = create_app(sessions, keys, hosts, log_json=args.access_log == "json")
         _log_accesses(args.access_log != "off")

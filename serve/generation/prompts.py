@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from transformers import PreTrainedTokenizerFast
@@ -27,10 +27,12 @@ class Prompt:
 
     ids: token ids.
     steps_cut: oldest steps of a chat, dropped to fit the context.
+    foreign: a chat is worded unlike every training episode (`WorldModel.is_foreign`).
     """
 
     ids: tuple[int, ...]
     steps_cut: int = 0
+    foreign: bool = False
 
 
 class PromptReader:
@@ -42,18 +44,21 @@ class PromptReader:
         slots: StateSlots,
         limit: int = template.CONTEXT_LIMIT,
         context_tokens: int = template.CONTEXT_LIMIT,
+        is_foreign: Callable[[str, str], bool] = lambda goal, observation: False,
     ) -> None:
         """Create a reader.
 
         context_tokens: tokens up to which a chat's history may fill the prompt (`LoopWMConfig.context_tokens`).
+        is_foreign: as `WorldModel.is_foreign`.
         """
+        self._is_foreign = is_foreign
         self.limit = limit
         self._context_tokens = context_tokens
         self._tokenizer = tokenizer
         self._slots = slots
 
     def with_limit(self, limit: int) -> PromptReader:
-        return PromptReader(self._tokenizer, self._slots, limit, self._context_tokens)
+        return PromptReader(self._tokenizer, self._slots, limit, self._context_tokens, self._is_foreign)
 
     def chat(self, messages: Sequence[tuple[str, str]]) -> Prompt:
         """Render the prompt of (role, text) messages; special tokens in user text are escaped.
@@ -73,7 +78,8 @@ class PromptReader:
         except ContextTooLongError as error:
             shortest = template.render_prompt(replace(context, history=()), actions, self._slots)
             raise PromptTooLongError("messages", len(self.encode(shortest)), self.limit) from error
-        return Prompt(tuple(self.encode(template.render_prompt(context, actions, self._slots))), cut)
+        ids = tuple(self.encode(template.render_prompt(context, actions, self._slots)))
+        return Prompt(ids, cut, self._is_foreign(context.goal, context.observation))
 
     def text(self, text: str) -> Prompt:
         """Tokenize a whole prompt; strings such as `<|act|>` become special tokens. Raises like `ids`."""

@@ -110,6 +110,7 @@ class ChatCompletion(BaseModel):
     """Chat completion.
 
     steps_cut: oldest steps of the chat, dropped to fit the context.
+    warnings: reasons to expect wrong answers.
     prompt_token_ids: with `return_token_ids`.
     """
 
@@ -118,6 +119,7 @@ class ChatCompletion(BaseModel):
     created: int
     model: str
     steps_cut: int
+    warnings: list[str]
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: list[int] = Field(default_factory=list)

@@ -16,6 +16,8 @@ from serve.generation.streams import Scores, TextDelta, TextStream, Token, inter
 from serve.http.bodies import CompletionBody, GenerationBody
 from serve.http.sse import event_stream
 
+FOREIGN = "goal and observation are worded unlike all training data: expect wrong answers (cure: loopwm train LOGS)"
+
 Json = dict[str, Any]
 
 
@@ -160,7 +162,7 @@ class CompletionReply(Reply):
 
 
 class ChatReply(Reply):
-    """Reply to a chat. Adds `steps_cut`: oldest steps of the chat, dropped to fit the context."""
+    """Reply to a chat. Adds `steps_cut`, oldest steps of the chat, dropped to fit the context, and `warnings`."""
 
     prefix, whole_kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
@@ -176,7 +178,8 @@ class ChatReply(Reply):
         return {"prompt_token_ids": list(self._prompts[0].ids)} if self._ids else {}
 
     def _envelope(self, kind: str) -> Json:
-        return {**super()._envelope(kind), "steps_cut": self._prompts[0].steps_cut}
+        prompt = self._prompts[0]
+        return {**super()._envelope(kind), "steps_cut": prompt.steps_cut, "warnings": [FOREIGN] * prompt.foreign}
 
     def _text(self, delta: TextDelta) -> Json:
         return {"message": {"role": "assistant", "content": delta.text}}

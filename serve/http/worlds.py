@@ -19,6 +19,7 @@ from serve.generation.streams import Finish, TextDelta, together
 from serve.http.bodies import MAX_STEPS, DepthBody, OwnBody, depth_of
 from serve.http.errors import EXPECTED, problem_of
 from serve.http.openai_replies import stream_responses
+from serve.http.replies import FOREIGN
 from serve.http.routes import Admitted, Owner
 from serve.http.sse import event_stream
 from serve.http.world_replies import BatchResult, Deleted, PlanResult, StepResult, WorldInfo, WorldList
@@ -39,8 +40,6 @@ log = logging.getLogger(__name__)
 
 MAX_BATCH = 256
 """Most requests of a batch."""
-
-FOREIGN = "goal and observation are worded unlike all training data: expect wrong answers (cure: loopwm train LOGS)"
 
 Json = dict[str, Any]
 VISIBLE = r"[^\s\x00-\x1f\x7f-\xa0\u200b-\u200f\u2028-\u202f\u2060-\u2064\ufeff]"

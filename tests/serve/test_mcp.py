@@ -68,7 +68,7 @@ def count_worlds(client: httpx.Client) -> int:
 
 
 def test_imagine_goes_on_after_earlier_steps(tools, library):
-    world = tools("create_world", **START)
+    world = tools("create_world", **START)["id"]
     first, second = tools("imagine", world=world, actions=["open door", "look around"])
     assert first["observation"] == decoded(library, SEEN, "open door")
     assert second["observation"] == decoded(library, SEEN, "open door", "look around")
@@ -78,7 +78,7 @@ def test_imagine_goes_on_after_earlier_steps(tools, library):
 
 
 def test_actions_are_imagined_alone_and_leave_the_world(tools, library, worlds_client):
-    world = tools("create_world", **START, history=[{"action": "wait", "observation": "Nothing."}])
+    world = tools("create_world", **START, history=[{"action": "wait", "observation": "Nothing."}])["id"]
     before = count_worlds(worlds_client)
     after_wait = Context(*START.values(), (Transition("wait", "Nothing."),))
     candidates = ["open door", "look around"]
@@ -91,7 +91,7 @@ def test_actions_are_imagined_alone_and_leave_the_world(tools, library, worlds_c
 
 
 def test_compare_returns_the_lines_that_differ(tools, library):
-    world = tools("create_world", **START)
+    world = tools("create_world", **START)["id"]
     comparison = tools("compare", world=world, first=["open door"], second=["look around", "wait"])
     first = decoded(library, SEEN, "open door").splitlines()
     second = decoded(library, SEEN, "look around", "wait").splitlines()
@@ -104,7 +104,7 @@ def test_compare_returns_the_lines_that_differ(tools, library):
 
 
 def test_a_fork_and_its_world_change_independently(tools, library):
-    world = tools("create_world", **START)
+    world = tools("create_world", **START)["id"]
     fork = tools("fork", world=world)
     tools("imagine", world=world, actions=["open door"])
     assert tools("observe", world=fork, action="wait", observation="Nothing.") == fork
@@ -114,7 +114,7 @@ def test_a_fork_and_its_world_change_independently(tools, library):
 
 
 def test_a_deleted_world_is_told_in_one_line(tools):
-    world = tools("create_world", **START)
+    world = tools("create_world", **START)["id"]
     assert tools("delete_world", world=world) == world
     assert "world" in tools("imagine", world=world, actions=["wait"])
     assert "\n" not in tools("imagine", world=world, actions=["wait"])
@@ -122,7 +122,7 @@ def test_a_deleted_world_is_told_in_one_line(tools):
 
 @pytest.mark.parametrize("plan", [[], [" "]])
 def test_a_plan_without_an_action_is_refused_by_name(tools, plan, worlds_client):
-    world = tools("create_world", **START)
+    world = tools("create_world", **START)["id"]
     before = count_worlds(worlds_client)
     assert "actions" in tools("compare", world=world, first=["wait"], second=plan)
     assert tools("actions", world=world, candidates=[]).endswith("candidates: must not be empty")
@@ -135,7 +135,7 @@ def test_an_agent_starts_the_command_itself(worlds_client, library):
 
     async def work(client: McpClient) -> Any:
         names = {tool.name for tool in (await client.list_tools()).tools}
-        world = (await client.call_tool("create_world", START)).structured_content["result"]
+        world = (await client.call_tool("create_world", START)).structured_content["id"]
         return names, await client.call_tool("imagine", {"world": world, "actions": ["open door"]})
 
     names, result = called(server, work)

@@ -12,6 +12,7 @@ import pytest
 
 from serve.engine.engine import Limits
 from serve.http.middleware import BODY_LIMIT
+from serve.http.replies import FOREIGN
 from tests.fixtures.service import wait_until
 
 
@@ -48,6 +49,15 @@ def test_a_chat_reply_has_openais_shape(client, chat):
     assert choice["message"]["role"] == "assistant"
     assert choice["message"]["content"]
     assert (choice["finish_reason"], reply["steps_cut"]) == ("length", 0)
+
+
+def test_a_chat_and_a_world_worded_unlike_all_training_say_so(client, tiny_model, chat, monkeypatch):
+    new = {"model": "tiny", "goal": "Your task is to list the files.", "observation": "total 12"}
+    assert client.post("/v1/chat/completions", json=chat).json()["warnings"] == []
+    monkeypatch.setattr(tiny_model.config, "tokens_per_byte", 1e-6)
+    replies = [client.post("/v1/chat/completions", json=chat).json(), client.post("/v1/worlds", json=new).json()]
+    replies.append(events(client, "/v1/chat/completions", chat)[0])
+    assert [reply["warnings"] for reply in replies] == [[FOREIGN]] * 3
 
 
 def test_usage_counts_tokens_and_loops(client, tiny_model, tokenizer, chat):
