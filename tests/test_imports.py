@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "eval.pixels": ("eval.models", "eval.scores", "loopwm.pixel", "loopwm.records", "loopwm.training.real_world"),
     "eval": ("loopwm.records",),
     "serve.engine": (
-        *("loopwm.text.model", "loopwm.text.world_batch", "loopwm.text.decoding", "loopwm.core", "loopwm.runtime"),
+        *("loopwm.text.model", "loopwm.text.world_batch", "loopwm.text.drafts", "loopwm.core", "loopwm.runtime"),
     ),
     "serve.generation": ("serve.engine", "loopwm.core", "loopwm.records"),
     "serve.worlds": (

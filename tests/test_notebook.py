@@ -24,4 +24,4 @@ def test_notebook_cells_print_their_stored_output(capsys: pytest.CaptureFixture[
             trust = [float(text) for text in TRUST.findall(shown)]
             # Another processor may round the last digit otherwise.
             assert [float(text) for text in TRUST.findall(printed)] == pytest.approx(trust, abs=0.02)
-    assert names["worlds"].world.steps == 3
+    assert [world.steps for world in names["worlds"]._now] == [3]

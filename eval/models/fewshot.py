@@ -112,3 +112,9 @@ def ask(context: Context, actions: Sequence[str]) -> str:
     for action in actions[:-1]:
         parts += [f"Action: {action.strip()}", "Observation: (not shown)"]
     return "\n".join([*parts, f"Action: {actions[-1].strip()}"])
+
+
+def as_text(messages: Sequence[Message]) -> str:
+    """Join the messages for a model without a chat template; the answer ends at a line `###`."""
+    turns = {"user": "{}\nObservation:", "assistant": f" {{}}\n{END}\n\n"}
+    return "".join(turns[message["role"]].format(message["content"]) for message in messages)

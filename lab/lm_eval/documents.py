@@ -17,7 +17,7 @@ from datasets import Dataset
 
 import loopwm
 from eval.models.fewshot import END as MARK
-from eval.models.fewshot import Message, ask, load_shots
+from eval.models.fewshot import ask, load_shots
 from eval.scores.metrics import HEADLINE, score_item
 from eval.scores.suites import load_suite
 from loopwm.records.template import (
@@ -79,7 +79,7 @@ def _template_document(window: Window, context_kind: ContextKind, horizon: int) 
 
 
 def _questions(windows: Sequence[Window], context_kind: ContextKind, horizon: int) -> list[Document]:
-    """Render windows as `as_text` does, which base and chat models can continue."""
+    """Render windows as `eval.models.fewshot.as_text` does, which base and chat models can continue."""
     return [
         {
             "id": window["id"],
@@ -113,12 +113,6 @@ def score_target(document: Document, results: list[tuple[float, bool]]) -> dict[
     log_likelihood, greedy = results[0] if isinstance(results[0], tuple | list) else results
     size = len(document["observation"].encode())
     return {"nats": -log_likelihood, "greedy": float(greedy), "bits_per_byte": (log_likelihood, size)}
-
-
-def as_text(messages: Sequence[Message]) -> str:
-    """Join the messages for a model without a chat template; the answer ends at a line `###`."""
-    turns = {"user": "{}\nObservation:", "assistant": f" {{}}\n{MARK}\n\n"}
-    return "".join(turns[message["role"]].format(message["content"]) for message in messages)
 
 
 def read_continuation(text: str) -> str:

@@ -9,18 +9,32 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from eval.models.checkpoint import CheckpointPredictor
 from eval.scores.predictions import Prediction, append_lines, drop_torn_line
-from lab.studies.trace import Trace
 from loopwm.core import ExitRule, Fixed
-from loopwm.core.exit_rules import LoopView, exit_rule
+from loopwm.core.exit_rules import LoopView, SameInEveryPass, exit_rule
 from loopwm.records.files import read_json_lines
 from loopwm.records.template import LONGEST_OBSERVATION, ContextKind
 from loopwm.records.windows import Window
 
 LOOPS = "loops.jsonl"
+
+
+@dataclass(frozen=True)
+class Drawn(SameInEveryPass):
+    """Exit after the number of loops drawn for each row."""
+
+    loops: tuple[int, ...]
+
+    @property
+    def limit(self) -> int:
+        return max(self.loops)
+
+    def exits(self, view: LoopView) -> Tensor:
+        return torch.tensor(self.loops, device=view.states[-1].device) <= view.loop
 
 
 @exit_rule("random")
@@ -45,9 +59,9 @@ class RandomExit:
         if self.seed < 0:
             raise ValueError(f"seed: must not be below 0, got {self.seed}")
 
-    def for_pass(self, index: int, rows: Sequence[int]) -> Trace:
+    def for_pass(self, index: int, rows: Sequence[int]) -> Drawn:
         generators = (np.random.default_rng((self.seed, index, row)) for row in rows)
-        return Trace(tuple((min(int(rng.geometric(self.probability)), self.limit),) for rng in generators))
+        return Drawn(tuple(min(int(rng.geometric(self.probability)), self.limit) for rng in generators))
 
     def exits(self, view: LoopView) -> Tensor:
         return self.for_pass(0, range(len(view.states[-1]))).exits(view)

@@ -248,15 +248,15 @@ class KVCache:
 
         Neither this cache nor a fork that has its newest columns may be used any more.
         """
-        kept = max(counts)
-        end = self.valid.shape[1] - columns + kept
+        most = max(counts)
+        end = self.valid.shape[1] - columns + most
         with _lock:  # the columns behind are free again for whoever appended last
             for slot, buffer in self._buffers.items():
                 if buffer.used == self._lengths[slot]:
-                    buffer.used -= columns - kept
+                    buffer.used -= columns - most
         other = self.crop(0, end)
         for row, count in enumerate(counts):
-            hidden = other.valid[row, end - kept + count :]
+            hidden = other.valid[row, end - most + count :]
             other.next_position[row] -= hidden.sum()
             hidden[:] = False
         return other

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from loopwm.core import KVCache, RaggedBatch
-from loopwm.text.drafts import Lookup
+from loopwm.text.drafts import MOST_DRAFTED, Lookup
 from loopwm.text.model.modeling import States
 
 
@@ -95,10 +95,6 @@ def decode_greedily(forward: Forward, state: KVCache, first: int, max_new_tokens
     return [Hypothesis(tuple(tokens), tuple(loops), score, row not in going) for row, (tokens, loops, score) in texts]
 
 
-MOST_DRAFTED = 64
-"""Drafted tokens of a pass, shared by its rows: about as many as take no longer than one row by itself."""
-
-
 def decode_drafts(
     verify: Verify, states: Sequence[KVCache], lookups: Sequence[Lookup], first: int, max_new_tokens: int, end: int
 ) -> list[Hypothesis]:
@@ -112,11 +108,11 @@ def decode_drafts(
         max_new_tokens: of each text.
         end: id of the end mark.
     """
-    states, found = list(states), [Hypothesis() for _ in states]
+    states, results = list(states), [Hypothesis() for _ in states]
     newest, going = [first] * len(states), list(range(len(states)))
     while going:
         room = MOST_DRAFTED // len(going)
-        rooms = {i: min(room, max_new_tokens - len(found[i].tokens) - 1) for i in going}
+        rooms = {i: min(room, max_new_tokens - len(results[i].tokens) - 1) for i in going}
         inputs = [[newest[i], *takewhile(end.__ne__, lookups[i].draft(rooms[i]))] for i in going]
         logits_BLV, loops = verify([states[i] for i in going], inputs)
         values_BL, tokens_BL = logits_BLV.float().max(-1)
@@ -126,19 +122,19 @@ def decode_drafts(
             count = _right(given[1:], chosen)
             tokens = tuple(chosen[:count])
             ended = tokens[-1] == end
-            found[i] = Hypothesis(
-                found[i].tokens + (tokens[:-1] if ended else tokens),
-                (*found[i].loops, *[loops] * count),
-                found[i].log_probability + sum(scores[:count]),
+            results[i] = Hypothesis(
+                results[i].tokens + (tokens[:-1] if ended else tokens),
+                (*results[i].loops, *[loops] * count),
+                results[i].log_probability + sum(scores[:count]),
                 ended,
             )
             lookups[i].extend(tokens)
             newest[i] = tokens[-1]
             states[i] = states[i].keep_newest([count], logits_BLV.shape[1])
-            if ended or len(found[i].tokens) == max_new_tokens:
-                lookups[i].share(len(found[i].loops))
+            if ended or len(results[i].tokens) == max_new_tokens:
+                lookups[i].share(len(results[i].loops))
                 going.remove(i)
-    return found
+    return results
 
 
 def _right(draft: Sequence[int], chosen: Sequence[int]) -> int:

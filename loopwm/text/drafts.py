@@ -11,12 +11,15 @@ from collections.abc import Iterable
 MATCHES = (16, 8, 4, 3)
 """Numbers of newest tokens that are looked for, the most first."""
 
+MOST_DRAFTED = 64
+"""Drafted tokens of a pass, shared by its rows: about as many as take no longer than one row by itself."""
+
 MOST_SHARED = 200_000
 """Tokens of shared text, about 50 µs to search."""
 
 
 class SharedText:
-    """What worlds beside each other have decoded, the newest."""
+    """Texts that worlds beside each other decoded, the newest."""
 
     def __init__(self) -> None:
         self.text = ""

@@ -238,6 +238,7 @@ class WorldModel:
         """Decode as `decode`, with the loops of each token and the text's log-probability.
 
         With `decode_sees: state` the decoder attends to the newest slots only, which is D(h_K) (LoopWM, equation 18).
+        After every step: LoopWM, equations 13 to 15.
         """
         if min(beams, max_new_tokens) < 1:
             raise ValueError(f"beams, max_new_tokens: must be at least 1, got {beams}, {max_new_tokens}")

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from loopwm.core import ExitRule, Fixed, KVCache, RaggedBatch
-from loopwm.text.decoding import MOST_DRAFTED
-from loopwm.text.drafts import Lookup, SharedText, as_text
+from loopwm.text.drafts import MOST_DRAFTED, Lookup, SharedText, as_text
 from serve.engine.forward import ModelRunner
 from serve.engine.requests import Event, Request, Scores
 from serve.engine.sampling import sample

@@ -7,7 +7,6 @@ from itertools import pairwise
 import pytest
 import torch
 
-from lab.studies.trace import Trace
 from loopwm.core import (
     Convergence,
     ExitRule,
@@ -26,6 +25,7 @@ from loopwm.core import (
 from loopwm.core.block import AttentionInputs
 from loopwm.core.exit_rules import ExitGate, LoopView
 from tests.core.cores import CONFIG, THETA, random_core, random_input, shared_inputs
+from tests.fixtures.trace import Trace
 from tests.reference import halting as reference
 
 GATED = dataclasses.replace(CONFIG, exit_gate=True)

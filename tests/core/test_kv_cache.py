@@ -8,7 +8,6 @@ import random
 import pytest
 import torch
 
-from lab.studies.trace import Trace
 from loopwm.core import (
     AttentionInputs,
     Fixed,
@@ -19,6 +18,7 @@ from loopwm.core import (
     rotary_angles,
 )
 from tests.core.cores import CONFIG, THETA, random_core, random_input
+from tests.fixtures.trace import Trace
 
 
 def keys(state: KVCache) -> torch.Tensor:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.studies.trace import Trace
 from loopwm.core import Convergence, ExitRule, Fixed, Gate
 from loopwm.records.template import Context, Transition
 from loopwm.text.decoding import Decoded
 from loopwm.text.world import World, WorldModel
 from tests.fixtures.models import random_model
+from tests.fixtures.trace import Trace
 
 CONTEXTS = [
     Context("find a tree", "You are in a room."),

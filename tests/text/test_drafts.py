@@ -63,6 +63,7 @@ def test_what_is_decoded_is_shared_with_what_it_is_found_by(ending):  # noqa: F8
     ending.decode_each([imagined(ending, [1])], lookups[:1], LENGTH)
     tokens = alone(ending, 1)[1]
     assert shared.text == as_text([*start[-16:], *tokens])
+    assert lookups[0]._own == as_text([*start, *tokens])
     assert lookups[1].draft(99) == tokens
 
 

@@ -141,12 +141,14 @@ def test_the_reference_of_another_suite_is_the_same_model(
     suite_path: Path, make_window: MakeWindow, write_suite: WriteSuite, tmp_path: Path
 ) -> None:
     other_suite = write_suite([make_window("x")], "other.jsonl")
-    here, copied, there = tmp_path / "here", tmp_path / "copied", tmp_path / "there"
+    here, found, there = tmp_path / "here", tmp_path / "found", tmp_path / "there"
+    train = tmp_path / "train.jsonl"
+    train.write_text(episode(*[("go", "A.")] * 6))
     evaluate(suite_path, here)
-    assert eval_main(["run", "--model", "copy", *_on(other_suite, copied)]) == 0
+    assert eval_main(["run", "--model", "retrieve", "--train-episodes", str(train), *_on(other_suite, found)]) == 0
     evaluate(other_suite, there)
     store = SuiteStore([suite_path, other_suite])
-    runs = [check_run(folder, store).score() for folder in (here, copied, there)]
+    runs = [check_run(folder, store).score() for folder in (here, found, there)]
     groups = make_groups(runs, runs[0])
     assert [(group.suite, group.reference.folder.name) for group in groups] == [("suite", "here"), ("other", "there")]
 
