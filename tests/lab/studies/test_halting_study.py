@@ -180,7 +180,7 @@ def test_thresholds_of_a_new_rule_give_its_policy(tmp_path: Path, monkeypatch: p
 def test_random_exits_depend_on_seed_pass_and_row():
     rule = RandomExit(0.3, 6, seed=4)
     drawn = rule.for_pass(2, range(4000))
-    mean = sum(loops for (loops,) in drawn.loops) / 4000
+    mean = sum(drawn.loops) / 4000
     assert abs(mean - (1 - 0.7**6) / 0.3) < 0.08
     assert rule.for_pass(2, [17, 3]).loops == (drawn.loops[17], drawn.loops[3])
     assert rule.for_pass(3, range(50)).loops != drawn.loops[:50]
