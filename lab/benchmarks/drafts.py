@@ -1,4 +1,4 @@
-"""Compare texts and time of observations decoded with and without drafts, on windows of a suite.
+"""Compare texts and processor time of observations decoded with and without drafts, on windows of a suite.
 
     python -m lab.benchmarks.drafts --suite scienceworld-500 --limit 250
 
@@ -45,13 +45,13 @@ def imagine(model: WorldModel, window: Window, horizon: int) -> tuple[World, str
 def decode(
     model: WorldModel, worlds: Sequence[World], texts: Sequence[str], kind: type[Lookup], size: int
 ) -> tuple[list[str], float]:
-    """Decode in batches of `size` with lookups of this kind; return the texts and seconds."""
-    shared, decoded, started = SharedText(), [], time.perf_counter()
+    """Decode in batches of `size` with lookups of this kind; return the texts and seconds of the processor."""
+    shared, decoded, started = SharedText(), [], time.process_time()
     for start in range(0, len(worlds), size):
         part = slice(start, start + size)
         lookups = [kind(shared if size > 1 else SharedText(), text) for text in texts[part]]
         decoded += [one.text for one in model.decode_each(worlds[part], lookups, LONGEST_OBSERVATION)]
-    return decoded, time.perf_counter() - started
+    return decoded, time.process_time() - started
 
 
 def main() -> None:
