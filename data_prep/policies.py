@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 from random import Random
 from typing import Any, Protocol, runtime_checkable
 
@@ -40,6 +40,19 @@ CARELESS = 0.3
 LONGEST_CARELESS = 5
 FORK_GAPS = (2, 6)
 """Least and most steps of the path between a fork's end and the next one."""
+
+REACHES = (1, 2, 4, 12, 30)
+"""Numbers of later steps of the path among which those to try are drawn."""
+
+TRIES = (1, 1, 2, 3)
+AHEAD_GAPS = (1, 3)
+"""Least and most steps of the path between two places where later ones are tried."""
+
+GONE = 0.85
+"""Share of these places where steps at other places are tried, not the next ones."""
+
+LOOKED = 0.5
+"""Share of these places with a look or an inventory first."""
 
 _LEAD = 3
 """Steps ahead on the path whose names count as related."""
@@ -127,6 +140,30 @@ def act_leaving_out(leaving: Leaving, environment: Environment, gold: Sequence[s
         yield from walk.follow(_harmless(path[1:])[: rng.choice(leaving.lengths)])
         path = walk.resume(mark, path)
         until_fork = rng.randint(*FORK_GAPS)
+
+
+def act_ahead(environment: Environment, gold: Sequence[str], rng: Random) -> Play:
+    """Play the gold path; between its steps try later ones, most of them in vain before the way there is gone."""
+    path, walk = list(gold), Walk(environment, rng)
+    while path:
+        mark = walk.mark()
+        later = _harmless(_elsewhere(gold, path) if rng.random() < GONE else path[1:])[: rng.choice(REACHES)]
+        if rng.random() < LOOKED:
+            yield from walk.follow([rng.choice(environment.looks)])
+        yield from walk.follow(rng.sample(later, min(len(later), rng.choice(TRIES))))
+        path = walk.resume(mark, path)
+        steps = rng.randint(*AHEAD_GAPS)
+        yield from walk.follow(path[:steps])
+        del path[:steps]
+
+
+def _elsewhere(gold: Sequence[str], path: Sequence[str]) -> list[str]:
+    """Return the steps of the path at other places than the next one's: those ahead, or behind if none is."""
+    ahead, behind = (
+        list(dropwhile(lambda action: not action.startswith("go to"), steps))[1:]
+        for steps in (path, gold[: len(gold) - len(path)][::-1])
+    )
+    return ahead or behind
 
 
 def _is_needed(path: Sequence[str]) -> bool:
@@ -274,6 +311,7 @@ POLICIES = {
         Policy("noisy-expert", act_noisy, needs_gold=True, repeatable=True),
         Policy("fork", partial(act_leaving_out, FORK), needs_gold=True, repeatable=True),
         Policy("omission", partial(act_leaving_out, OMISSION), needs_gold=True, repeatable=True),
+        Policy("ahead", act_ahead, needs_gold=True, repeatable=True),
         Policy("random", act_random, needs_gold=False, repeatable=True),
     )
 }
