@@ -27,6 +27,7 @@ again noisy-growing grow-fruit change-the-state-of-matter-of
 collect scienceworld fork --split train --policy fork --episodes-per-task 480 --max-steps 220
 collect scienceworld omission --split train --policy omission --episodes-per-task 20 --max-steps 120 --seed 11
 collect scienceworld omission-again --split train --policy omission --episodes-per-task 480 --max-steps 220 --seed 12
+collect scienceworld ahead --split train --policy ahead --episodes-per-task 80 --max-steps 160 --seed 21
 probe scienceworld probe --split train --episodes-per-task 100 --max-steps 60
 
 if [ -d "${ALFWORLD_DATA:-$HOME/.cache/alfworld}/json_2.1.1" ]; then

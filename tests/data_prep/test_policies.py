@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -45,13 +46,17 @@ def test_only_a_share_of_noisy_episodes_slips_fatally() -> None:
 class Marked(Toy):
     """Every place has a mark, from which its path is found again."""
 
-    marks = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.marks = 0
+        self.rests: list[Sequence[str]] = []
 
     def mark(self) -> int:
         self.marks += 1
         return self.marks
 
     def plan(self, mark: int, rest: Sequence[str]) -> list[str]:
+        self.rests.append(rest)
         return [f"back to {mark}", *rest]
 
 
@@ -100,6 +105,23 @@ def test_an_omission_leaves_out_a_step_that_the_next_ones_need() -> None:
         assert path[left_out].split()[0] in ("find", "take")
         assert played[start + 1 : back] == path[left_out + 1 : left_out + back - start]
         assert back - start - 1 in policies.OMISSION.lengths
+
+
+def test_later_steps_are_tried_where_they_do_not_belong_and_then_the_path_is_found_again() -> None:
+    steps = ("go to", "take", "fill", "focus on", "drop")
+    path = [f"{step} {i}" for i in range(40) for step in steps]
+    environment = Marked()
+    played = acted("ahead", path, seed=3, environment=environment)
+    start = elsewhere = 0
+    for mark, (left, then) in enumerate(pairwise([*environment.rests, []]), start=1):
+        back = played.index(f"back to {mark}")
+        tried = [action for action in played[start:back] if action in path]
+        assert len(tried) <= max(policies.TRIES)
+        assert not any(action.startswith("focus") for action in tried)
+        elsewhere += sum(action.split()[-1] != left[0].split()[-1] for action in tried)
+        start = back + 1 + len(left) - len(then)
+        assert played[back + 1 : start] == left[: len(left) - len(then)]
+    assert elsewhere > len(environment.rests) > 40
 
 
 def test_a_number_is_said_when_one_is_asked_for_and_only_then() -> None:
