@@ -97,7 +97,10 @@ class WorldTools:
 
     def actions(self, world: str, candidates: list[str]) -> list[ImaginedStep]:
         """Imagine each candidate alone, to choose between them. The world does not change."""
-        return [_imagined(steps[-1]) for steps in self._alternatives(world, [[action] for action in candidates])]
+        return [
+            _imagined(step)
+            for step in self._call("POST", f"worlds/{world}/actions", {"candidates": candidates})["data"]
+        ]
 
     def compare(self, world: str, first: list[str], second: list[str]) -> Comparison:
         """Imagine two plans, and return only what differs in their last observations. The world does not change."""

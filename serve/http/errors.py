@@ -165,8 +165,17 @@ def _message(detail: Mapping[str, Any]) -> str:
         return "must be a JSON object, sent with Content-Type: application/json"
     if detail["type"] == "too_long" and not detail["ctx"]["max_length"]:
         return "not supported"
-    return str(detail["msg"])
+    if detail["type"] in BOUNDS:
+        words, limit = BOUNDS[detail["type"]][0], detail["ctx"][BOUNDS[detail["type"]][1]]
+        items = "item" if limit == 1 else "items"
+        return f"must have {words} {limit} {items}, got {detail['ctx']['actual_length'] or 'none'}"
+    if detail["type"] == "string_pattern_mismatch":
+        return "must have a visible character"
+    return str(detail["msg"]).removeprefix("Value error, ")
 
+
+BOUNDS = {"too_short": ("at least", "min_length"), "too_long": ("at most", "max_length")}
+"""Words of the errors of a list's length, and the limits they name."""
 
 TAGS = {*DEPTH_RULES, "create", "step", "observe", "delete"}
 """Tags of discriminated unions."""

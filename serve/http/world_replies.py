@@ -108,6 +108,32 @@ class PlanResult(BaseModel):
     observation: str | None
 
 
+class ActionResult(BaseModel):
+    """What an action would do.
+
+    accepted: false if the observation says that it was not carried out.
+    reward, expected_reward: the most likely one and the mean, in points.
+    continuation: probability that the episode continues.
+    trust: probability of exactly this observation, null unless it was decoded to its end.
+    """
+
+    action: str
+    accepted: bool
+    observation: str
+    reward: float | None
+    expected_reward: float | None
+    continuation: float | None
+    trust: float | None
+
+
+class ActionsResult(BaseModel):
+    """One result per candidate, in the same order."""
+
+    id: str
+    object: Literal["world.actions"]
+    data: list[ActionResult]
+
+
 class Answer(BaseModel):
     """Response to one request of a batch: its status, and a world, a step, a deletion or an error."""
 

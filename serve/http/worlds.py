@@ -13,6 +13,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import AfterValidator, Field
 
+from loopwm.records.refusals import is_refused
 from loopwm.records.template import Context, Transition
 from serve.generation.service import DEFAULT_MAX_TOKENS, RequestContext
 from serve.generation.streams import Finish, TextDelta, together
@@ -22,7 +23,7 @@ from serve.http.openai_replies import stream_responses
 from serve.http.replies import FOREIGN
 from serve.http.routes import Admitted, Owner
 from serve.http.sse import event_stream
-from serve.http.world_replies import BatchResult, Deleted, PlanResult, StepResult, WorldInfo, WorldList
+from serve.http.world_replies import ActionsResult, BatchResult, Deleted, PlanResult, StepResult, WorldInfo, WorldList
 from serve.worlds.sessions import (
     MAX_ACTIONS,
     MAX_CANDIDATES,
@@ -118,6 +119,22 @@ class ForkBody(OwnBody):
 class PlanBody(OwnBody):
     candidates: Annotated[list[Actions], Field(min_length=1, max_length=MAX_CANDIDATES, fail_fast=True)]
     decode: bool | None = None
+    max_tokens: int | None = Field(None, ge=1)
+
+
+def _distinct(actions: list[str]) -> list[str]:
+    """Reject repeated actions."""
+    for i, action in enumerate(actions):
+        if action in actions[:i]:
+            raise ValueError(f"candidate {i} repeats candidate {actions.index(action)}: {action!r}")
+    return actions
+
+
+Candidates = Annotated[list[Action], Field(min_length=1, max_length=MAX_CANDIDATES, fail_fast=True)]
+
+
+class ActionsBody(OwnBody):
+    candidates: Annotated[Candidates, AfterValidator(_distinct)]
     max_tokens: int | None = Field(None, ge=1)
 
 
@@ -243,6 +260,27 @@ async def plan(name: str, body: PlanBody, worlds: Worlds, ctx: Admitted) -> Json
     candidates, best, observation = await worlds.plan(ctx, name, body.candidates, decode, most)
     scores = [{"score": one.score, "rewards": one.rewards, "continuations": one.continuations} for one in candidates]
     return {"id": name, "object": "world.plan", "candidates": scores, "best": best, "observation": observation}
+
+
+@router.post("/{name}/actions", response_model=ActionsResult)
+async def actions(name: str, body: ActionsBody, worlds: Worlds, ctx: Admitted) -> Json:
+    """Imagine each candidate alone: whether it is accepted, and what it brings. The world does not change."""
+    imagined = await worlds.actions(ctx, name, body.candidates, body.max_tokens or DEFAULT_MAX_TOKENS)
+    data = [_outcome(action, step) for action, step in zip(body.candidates, imagined, strict=True)]
+    return {"id": name, "object": "world.actions", "data": data}
+
+
+def _outcome(action: str, imagined: Imagined) -> Json:
+    observation, step = imagined.observation or "", imagined.step
+    return {
+        "action": action,
+        "accepted": not is_refused(observation),
+        "observation": observation,
+        "reward": step.reward,
+        "expected_reward": step.expected_reward,
+        "continuation": step.continuation,
+        "trust": imagined.trust,
+    }
 
 
 batch_router = APIRouter()

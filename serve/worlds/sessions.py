@@ -1,4 +1,4 @@
-"""World sessions on asyncio: create, step, observe, fork and plan."""
+"""World sessions on asyncio: create, step, observe, fork, plan and try actions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from serve.engine.requests import Finish, Request, RequestContext
 from serve.engine.sampling import SamplingParams
 from serve.generation.prompts import PromptTooLongError
 from serve.generation.service import DeadlineError, Depth, Service
-from serve.generation.streams import TextDelta, TextStream, interleaved
+from serve.generation.streams import TextDelta, TextStream, interleaved, together
 from serve.worlds.log import WorldLog
 from serve.worlds.steps import Candidate, Step, advance, build, explore, length_of
 from serve.worlds.store import Answer, Session, StepIdReusedError, WorldStore
@@ -33,7 +33,7 @@ Json = dict[str, Any]
 MAX_ACTIONS = 64
 """Most actions of one step request, or of one candidate."""
 MAX_CANDIDATES = 256
-"""Most candidates of one plan."""
+"""Most candidates of one plan, or actions to try."""
 MAX_PLANNED = 32_768
 """Most tokens of all candidates of a plan."""
 MAX_IMAGINED = 4096
@@ -161,9 +161,12 @@ class PendingStep:
         return reply
 
     def _imagined(self, index: int) -> Imagined:
-        stream = self.streams[index]
-        step, deltas = self.steps[self._first + index], tuple(self._deltas[index])
-        return Imagined(step, deltas, stream.finish, tuple(stream.loops), stream.end_score)
+        return _decoded(self.steps[self._first + index], self._deltas[index], self.streams[index])
+
+
+def _decoded(step: Step, deltas: Sequence[TextDelta], stream: TextStream) -> Imagined:
+    """Join a step and its observation. stream: at its end."""
+    return Imagined(step, tuple(deltas), stream.finish, tuple(stream.loops), stream.end_score)
 
 
 class Sessions:
@@ -321,6 +324,24 @@ class Sessions:
             before = await self._text_before(session.log, actions)
             text = await self._stream(ctx, steps[-1].world, StepRequest((), "last", max_tokens), 0, before).text()
         return scores, best, text
+
+    async def actions(
+        self, ctx: RequestContext, name: str, candidates: Sequence[str], max_tokens: int
+    ) -> list[Imagined]:
+        """Imagine each candidate alone, as the world's next action. Changes no world."""
+        session = self.store.get(name, ctx.key)
+        world = await self._world(ctx, session)
+        sizes = await self._sizes(candidates)
+        self.service.charge(ctx, sum(sizes.values()))
+        request = StepRequest(candidates, "each", max_tokens)
+
+        async def imagine(action: str, field: str) -> Imagined:
+            work = advance(self._model, world, [action], [field])
+            (step,) = await self.service.work(ctx, work, sizes[action] + SLACK, world.depth.limit)
+            stream = self._stream(ctx, step.world, request, 0, await self._text_before(session.log, [action]))
+            return _decoded(step, await stream.deltas(), stream)
+
+        return await together([imagine(action, f"candidates[{i}]") for i, action in enumerate(candidates)])
 
     async def _world(self, ctx: RequestContext, session: Session) -> World:
         """Return the session's world, rebuilt if it was evicted."""

@@ -125,7 +125,9 @@ def test_a_plan_without_an_action_is_refused_by_name(tools, plan, worlds_client)
     world = tools("create_world", **START)["id"]
     before = count_worlds(worlds_client)
     assert "actions" in tools("compare", world=world, first=["wait"], second=plan)
-    assert tools("actions", world=world, candidates=[]).endswith("candidates: must not be empty")
+    assert tools("actions", world=world, candidates=[]).endswith(
+        "candidates: must have at least 1 item, got none (status 400)"
+    )
     assert count_worlds(worlds_client) == before
 
 

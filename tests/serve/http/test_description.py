@@ -90,6 +90,8 @@ def test_worlds(worlds_client):
     for decode in (True, False):
         plan = {"candidates": [["wait"], ["look", "wait"]], "decode": decode, "max_tokens": 5}
         fits("POST", "/v1/worlds/{name}/plan", worlds_client.post(f"{world}/plan", json=plan))
+    tried = {"candidates": ["wait", "look"], "max_tokens": 5}
+    fits("POST", "/v1/worlds/{name}/actions", worlds_client.post(f"{world}/actions", json=tried))
     some = [{"op": "create", **body}, {"op": "step", "world": name, "actions": "x", "max_tokens": 3},
             {"op": "observe", "world": "none", **seen}, {"op": "delete", "world": create(worlds_client)}]  # fmt: skip
     told = fits("POST", "/v1/worlds:batch", worlds_client.post("/v1/worlds:batch", json={"requests": some}))

@@ -15,6 +15,7 @@ import pytest
 
 from loopwm.core import Gate, allocated_bytes
 from loopwm.core.kv_cache import SLACK
+from loopwm.records.refusals import is_refused
 from loopwm.records.template import Context, Transition, render_prompt, render_step
 from loopwm.text.world import WorldModel
 from serve.generation.service import Service
@@ -240,6 +241,39 @@ def test_plans_of_one_world_at_a_time_do_not_fail(client, count):
         assert_alike(answer.json()["candidates"], expected)
 
 
+def test_actions_are_imagined_as_alone_in_forks_and_leave_the_world(client, library):
+    name = create(client)
+    step(client, name, "wait", decode="none")
+    candidates = ["open the oven", "look around", "pick up pot", "wait"]
+    body = {"candidates": candidates, "max_tokens": TOKENS}
+    found = client.post(f"/v1/worlds/{name}/actions", json=body).json()["data"]
+    forks = [world["id"] for world in client.post(f"/v1/worlds/{name}/fork", json={"count": 4}).json()["data"]]
+    alone = [step(client, fork, action)["steps"][0] for fork, action in zip(forks, candidates, strict=True)]
+    same = ("action", "observation", "reward", "continuation", "trust")
+    assert_alike([{key: one[key] for key in same} for one in found], [{key: one[key] for key in same} for one in alone])
+    world = library.advance(library.encode([Context(GOAL, SEEN)]), ["wait"])
+    for action, one in zip(candidates, found, strict=True):
+        reward = library.predictions(library.advance(world, [action])).expected_reward.item()
+        assert one["expected_reward"] == pytest.approx(reward, rel=1e-4)
+        assert one["accepted"] is not is_refused(one["observation"])
+    assert client.get(f"/v1/worlds/{name}").json()["imagined_steps"] == 1
+
+
+def test_an_action_that_the_observation_refuses_is_not_accepted(client, monkeypatch):
+    monkeypatch.setattr("serve.http.worlds.is_refused", lambda observation: observation == told["look"])
+    name = create(client)
+    fork = client.post(f"/v1/worlds/{name}/fork", json={"count": 2}).json()["data"]
+    told = {
+        action: step(client, world["id"], action)["steps"][0]["observation"]
+        for world, action in zip(fork, ("look", "wait"), strict=True)
+    }
+    assert told["look"] != told["wait"]
+    found = client.post(
+        f"/v1/worlds/{name}/actions", json={"candidates": ["look", "wait"], "max_tokens": TOKENS}
+    ).json()
+    assert [one["accepted"] for one in found["data"]] == [False, True]
+
+
 def test_a_plan_scores_candidates_as_single_rollouts_do_and_leaves_the_world(client, library):
     name = create(client)
     step(client, name, "wait", decode="none")
@@ -355,6 +389,10 @@ def test_a_deleted_world_is_gone_and_says_so(client):
          "depth.tau"),
         ("/NAME/observe", {"action": "wait"}, 400, "observation"),
         ("/NAME/plan", {"candidates": []}, 400, "candidates"),
+        ("/NAME/actions", {"candidates": []}, 400, "candidates"),
+        ("/NAME/actions", {"candidates": ["wait", "look", "wait"]}, 400, "candidates"),
+        ("/NAME/actions", {"candidates": ["wait", "\u200b"]}, 400, "candidates[1]"),
+        ("/NAME/actions", {"candidates": [f"wait {i}" for i in range(257)]}, 400, "candidates"),
         ("/NAME/fork", {"count": 0}, 400, "count"),
         ("/world-unknown/step", {"actions": "wait"}, 404, None),
     ],
@@ -371,6 +409,13 @@ def test_what_is_wrong_with_a_body_is_said_in_the_words_of_the_request(client):
     messages = {
         "decod: unknown field": client.post(f"/v1/worlds/{name}/step", json={"actions": "wait", "decod": "each"}),
         "depth: 'rule' must be one of": client.post("/v1/worlds", json={**world, "depth": {"rule": "gat"}}),
+        "actions[0]: must have a visible character": client.post(f"/v1/worlds/{name}/step", json={"actions": [" "]}),
+        "candidates: candidate 1 repeats candidate 0: 'wait'": client.post(
+            f"/v1/worlds/{name}/actions", json={"candidates": ["wait", "wait"]}
+        ),
+        "requests: must have at most 256 items, got": client.post(
+            "/v1/worlds:batch", json={"requests": [{"op": "delete", "world": "x"}] * 257}
+        ),
         "body: must be a JSON object, sent with Content-Type: application/json": client.post(
             "/v1/worlds", content=json.dumps(world), headers={"Content-Type": "application/x-www-form-urlencoded"}
         ),
