@@ -45,10 +45,14 @@ REACHES = (1, 2, 4, 12, 30)
 """Numbers of later steps of the path among which those to try are drawn."""
 
 TRIES = (1, 1, 2, 3)
+WAYS = ("go to", "open door to")
+AT_THINGS = 0.7
+"""Share of the places where ways are not tried but only things are."""
+
 AHEAD_GAPS = (1, 3)
 """Least and most steps of the path between two places where later ones are tried."""
 
-GONE = 0.85
+GONE = 0.65
 """Share of these places where steps at other places are tried, not the next ones."""
 
 LOOKED = 0.5
@@ -147,14 +151,23 @@ def act_ahead(environment: Environment, gold: Sequence[str], rng: Random) -> Pla
     path, walk = list(gold), Walk(environment, rng)
     while path:
         mark = walk.mark()
-        later = _harmless(_elsewhere(gold, path) if rng.random() < GONE else path[1:])[: rng.choice(REACHES)]
+        later = _in_turn(path, _elsewhere(gold, path) if rng.random() < GONE else path[1:])
+        if rng.random() < AT_THINGS:
+            later = [action for action in later if not action.startswith(WAYS)]
         if rng.random() < LOOKED:
             yield from walk.follow([rng.choice(environment.looks)])
-        yield from walk.follow(rng.sample(later, min(len(later), rng.choice(TRIES))))
+        reached = later[: rng.choice(REACHES)]
+        yield from walk.follow(rng.sample(reached, min(len(reached), rng.choice(TRIES))))
         path = walk.resume(mark, path)
         steps = rng.randint(*AHEAD_GAPS)
         yield from walk.follow(path[:steps])
         del path[:steps]
+
+
+def _in_turn(path: Sequence[str], steps: Sequence[str]) -> list[str]:
+    """Return the steps without those that would end the episode, as all such do but the path's next one."""
+    fatal = next((action for action in path if action.split()[0] in FATAL), None)
+    return [action for action in steps if action == fatal or action.split()[0] not in FATAL]
 
 
 def _elsewhere(gold: Sequence[str], path: Sequence[str]) -> list[str]:

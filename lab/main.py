@@ -30,14 +30,15 @@ from lab.mutants import command as mutants
 from lab.pixels import command as pixels
 from lab.reports import command as report
 from lab.reports import pictures_page, results_page, trust
+from lab.studies import acceptance, fit_gate, plan, rollout
 from lab.studies import command as study
-from lab.studies import fit_gate, plan, rollout
 from loopwm.records.command import command_parser, exit_status
 
 COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "study": (study, "answer a question about the model by a written protocol"),
     "plan": (plan, "compare an agent that looks ahead in the model with itself without"),
     "plan-transfer": (plan_transfer, "measure how often an agent's plans made in the model work in the real world"),
+    "acceptance": (acceptance, "compare accepted actions with a simulator's valid ones"),
     "interpolate": (interpolate, "interpolate the weights of two checkpoints"),
     "fit-gate": (fit_gate, "fit the exit gate of a finished model"),
     "rollout": (rollout, "imagine whole episodes, scored by depth"),

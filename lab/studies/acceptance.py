@@ -1,0 +1,123 @@
+"""Compare the actions that a model accepts with those that a simulator calls valid, in states of held-out games.
+
+States lie on solutions. Half of a state's candidates are valid there; the others are valid elsewhere on the same
+solution and not here, so that words alone do not tell them apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from tqdm import tqdm
+
+from data_prep.environments import ENVIRONMENTS, make_environment
+from data_prep.environments.base import Environment
+from data_prep.solutions import solve
+from eval.scores.rows import detection
+from loopwm import load
+from loopwm.records.errors import InputError
+from loopwm.records.files import read_json_lines, write_json, write_lines
+from loopwm.records.refusals import is_refused
+from loopwm.records.template import Context, Transition
+from loopwm.worlds.planning import imagine
+from loopwm.worlds.protocol import Worlds
+
+EXAMPLE = "python -m lab acceptance --model loopwm/pretrained --states runs/states.jsonl.xz --out runs/acceptance.json"
+
+State = Mapping[str, Any]
+"""task, variation, goal, steps: [action or null, observation] each, candidates: [action, whether it is valid] each."""
+
+
+def collect_states(environment: Environment, split: str, games: int, candidates: int, seed: int) -> Iterator[State]:
+    """Yield one state of each of `games` games, whose tasks take turns.
+
+    Games without enough actions of both kinds are left out.
+    """
+    rng = Random(f"{seed}/{split}")
+    chosen = {task: environment.variations(task, split) for task in environment.tasks()}
+    for variations in chosen.values():
+        rng.shuffle(variations)
+    turns = [(task, variations[i]) for i in range(games) for task, variations in chosen.items() if i < len(variations)]
+    for task, variation in turns[:games]:
+        gold = solve(environment, task, variation, None)
+        steps = [environment.reset(task, variation)]
+        valid = [set(environment.valid_actions())]
+        for action in gold[: rng.randint(4, 16)]:
+            steps.append(environment.step(action))
+            valid.append(set(environment.valid_actions()))
+        here = valid.pop()
+        elsewhere = set().union(*valid) - here
+        kinds = [(sorted(here), True), (sorted(elsewhere), False)]
+        if steps[-1].done or min(len(actions) for actions, _ in kinds) < candidates // 2:
+            continue
+        sample = [
+            [action, is_valid] for actions, is_valid in kinds for action in _sample(actions, candidates // 2, rng)
+        ]
+        shown = [[step.action, step.observation] for step in steps]
+        yield {"task": task, "variation": variation, "goal": environment.goal(), "steps": shown, "candidates": sample}
+
+
+def _sample(actions: Sequence[str], count: int, rng: Random) -> list[str]:
+    """Draw distinct actions, the verb first, or those with two objects would dominate."""
+    by_verb: dict[str, list[str]] = {}
+    for action in actions:
+        by_verb.setdefault(action.split()[0], []).append(action)
+    drawn: list[str] = []
+    while len(drawn) < count:
+        verb = rng.choice(list(by_verb))
+        drawn.append(by_verb[verb].pop(rng.randrange(len(by_verb[verb]))))
+        by_verb = {name: left for name, left in by_verb.items() if left}
+    return drawn
+
+
+def judge(worlds: Worlds, state: State) -> list[tuple[bool, bool]]:
+    """Return for each candidate whether the model accepts it, and whether it is valid."""
+    (_, first), *steps = state["steps"]
+    history = tuple(Transition(action, observation) for action, observation in steps)
+    worlds.begin([Context(state["goal"], first, history)])
+    imagined = imagine(worlds, [action for action, _ in state["candidates"]])
+    valid = [is_valid for _, is_valid in state["candidates"]]
+    return [(not is_refused(step.observation), truth) for step, truth in zip(imagined, valid, strict=True)]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", type=Path, help="checkpoint folder; without it, states are only collected")
+    parser.add_argument("--states", type=Path, required=True, help="file of the states, collected if it is not there")
+    parser.add_argument("--environment", default="scienceworld", choices=list(ENVIRONMENTS))
+    parser.add_argument("--split", default="test")
+    parser.add_argument("--games", type=int, default=100, help="games that states are collected of")
+    parser.add_argument("--candidates", type=int, default=20, help="actions of a state, half of them valid")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="file of the results")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Collect states, or read them, and judge them. Raises InputError."""
+    if not arguments.states.exists():
+        with closing(make_environment(arguments.environment)) as environment:
+            states = collect_states(environment, arguments.split, arguments.games, arguments.candidates, arguments.seed)
+            write_lines(arguments.states, [json.dumps(state) for state in tqdm(states, unit="state")])
+    if arguments.model is None:
+        return
+    states = [state for _, state in read_json_lines(arguments.states)]
+    if not states:
+        raise InputError(f"--states: {arguments.states} holds no state")
+    worlds = load(arguments.model)
+    started = time.process_time()
+    pairs = [pair for state in tqdm(states, unit="state") for pair in judge(worlds, state)]
+    seconds = time.process_time() - started
+    result = {"states": len(states), "candidates": len(pairs), "accepted": detection(pairs)}
+    result |= {
+        "refused": detection([(not said, not truth) for said, truth in pairs]),
+        "per_second": len(pairs) / seconds,
+    }
+    print(json.dumps(result, indent=1))
+    if arguments.out is not None:
+        write_json(arguments.out, result)
