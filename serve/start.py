@@ -11,7 +11,9 @@ import sys
 from contextlib import closing
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
+import configargparse
 import torch
 from transformers.utils import logging as transformers_logging
 
@@ -54,14 +56,24 @@ SWITCH_INTERVAL = 0.0005
 """Interpreter switch interval in seconds, a tenth of Python's default."""
 
 
+class OptionsParser(configargparse.ArgumentParser, Parser):
+    """Parser of options on the command line, in variables of the environment, or in a file, in this order."""
+
+
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
+    sources: dict[str, Any] = {
+        "auto_env_var_prefix": "LOOPWM_",
+        "config_file_parser_class": configargparse.YAMLConfigFileParser,
+    }
+    parser = OptionsParser(
         prog="python -m serve",
         description=__doc__,
         epilog=EXAMPLE,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        **sources,
     )
     limits = Limits()
+    parser.add_argument("--config", is_config_file=True, metavar="FILE", help="YAML file of these options")
     parser.add_argument("--model", type=Path, default=PACKAGED, help="checkpoint folder")
     parser.add_argument("--name", help=f"model name for clients; default: the folder's name, or {SHIPPED}")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")

@@ -18,7 +18,7 @@ class Parser(argparse.ArgumentParser):
     """Argument parser whose errors are one line, without the usage, and name the nearest option."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}{self._suggestion(message)}\n")
+        self.exit(2, f"error: {' '.join(message.split())}{self._suggestion(message)}\n")
 
     def _suggestion(self, message: str) -> str:
         """Return a clause with the option nearest to the first unknown one, empty if none is near."""

@@ -109,7 +109,7 @@ class PlanResult(BaseModel):
 
 
 class ActionResult(BaseModel):
-    """What an action would do.
+    """Imagined outcome of an action.
 
     accepted: false if the observation says that it was not carried out.
     reward, expected_reward: the most likely one and the mean, in points.

@@ -17,11 +17,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from loopwm.core import RULES, Fixed
+from loopwm.core import RULES, Fixed, parse_rule
 from loopwm.records.command import missing_package
 from loopwm.text.model.configuration import PRESETS, LoopWMConfig
 from loopwm.text.model.modeling import LoopWMForCausalLM
-from serve.start import listen, main
+from serve.start import build_parser, listen, main
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,6 +37,37 @@ def refusal(capsys, *arguments: str) -> str:
 
 def test_a_missing_checkpoint_is_one_line(capsys, tmp_path):
     assert str(tmp_path / "none") in refusal(capsys, "--model", str(tmp_path / "none"))
+
+
+def test_options_come_from_the_line_then_from_variables_then_from_a_file(tmp_path, monkeypatch):
+    file = tmp_path / "service.yaml"
+    file.write_text("port: 1\nmax-batch: 2\nmax-queue: 3\nallowed-hosts: [a, b]\ndepth: 'gate:tau=0.5,limit=4'\n")
+    monkeypatch.setenv("LOOPWM_MAX_BATCH", "20")
+    monkeypatch.setenv("LOOPWM_PORT", "10")
+    options = build_parser().parse_args(["--config", str(file), "--port", "100"])
+    assert (options.port, options.max_batch, options.max_queue, options.allowed_hosts) == (100, 20, 3, ["a", "b"])
+    assert options.depth == parse_rule("gate:tau=0.5,limit=4")
+    assert options.worlds_file is None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("max-bach: 2\n", "did you mean --max-batch?"),
+        ("max-batch: none\n", "--max-batch: must be a whole number of at least 1, got 'none'"),
+        ("max-batch: [1\n", "service.yaml"),
+        (None, "service.yaml"),
+    ],
+)
+def test_a_file_of_options_that_is_wrong_is_one_line(capsys, tmp_path, text, words):
+    file = tmp_path / "service.yaml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(SystemExit) as exit_info:
+        build_parser().parse_args(["--config", str(file)])
+    told = capsys.readouterr().err
+    assert (exit_info.value.code, told.count("\n")) == (2, 1)
+    assert words in told
 
 
 def test_damaged_weights_are_one_line(capsys, checkpoint, tmp_path):
