@@ -102,8 +102,8 @@ def run(arguments: argparse.Namespace) -> None:
     """Collect states, or read them, and judge them. Raises InputError."""
     if not arguments.states.exists():
         with closing(make_environment(arguments.environment)) as environment:
-            states = collect_states(environment, arguments.split, arguments.games, arguments.candidates, arguments.seed)
-            write_lines(arguments.states, [json.dumps(state) for state in tqdm(states, unit="state")])
+            new = collect_states(environment, arguments.split, arguments.games, arguments.candidates, arguments.seed)
+            write_lines(arguments.states, [json.dumps(state) for state in tqdm(new, unit="state")])
     if arguments.model is None:
         return
     states = [state for _, state in read_json_lines(arguments.states)]
