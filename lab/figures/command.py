@@ -1,8 +1,9 @@
 """Recompute the figures of README and the results pages from what is stored beside them.
 
-Prints one line for each difference (page, figure, shown, recomputed) and fails on any. --keep stores the predictions
-and results of finished runs, and the dev rows of training runs; --write brings the pages up to date. Figures that no
-mark names (`lab/figures/marks.py`) have a command beside them, or neither: --list shows these.
+Prints one line for each difference (page, figure, shown, recomputed) and fails on any. It also fails on a figure whose
+run is not stored, and on one without a command: `lab/figures/marks.py` describes the marks of pages. --keep stores the
+predictions and results of finished runs, and the dev rows of training runs; --write brings the pages up to date. --list
+shows the figures that only name their command: what a machine measures, and runs of hours that are not stored.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ README, CARD, RESULTS, STATISTICS = (
 )
 PAGES = (README, CARD, "docs/results.md", f"{RESULTS}/studies.md", f"{RESULTS}/pixels.md")
 """Pages that are typed."""
+FAULTS = {"differs": "recomputed ", "not stored": "", "neither": "neither recomputed nor with a command"}
+"""States of figures that are errors, and how they are reported."""
 PARTS = ("runs", "pages", "packs")
 ORDERED = ("repeated episodes", "repeated transitions")
 """Columns of the statistics that depend on the order in which episodes were read."""
@@ -49,7 +52,7 @@ ORDERED = ("repeated episodes", "repeated transitions")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep", type=Path, nargs="+", default=[], metavar="RUN", help="finished runs to store")
     parser.add_argument("--write", action="store_true", help="write the recomputed figures into the pages")
-    parser.add_argument("--list", action="store_true", help="name figures without a mark and without a command")
+    parser.add_argument("--list", action="store_true", help="show the figures that only name a command")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to recompute (default: all)")
     parser.add_argument("--root", type=Path, default=ROOT, help="checkout whose pages and results are compared")
 
@@ -71,29 +74,29 @@ def run(args: argparse.Namespace) -> None:
 
 
 def report(figures: Sequence[Figure], listed: bool) -> None:
-    """Print differences and counts. Raises InputError if a figure differs."""
+    """Print differences and counts. Raises InputError if a figure differs, or has neither a source nor a command."""
     for figure in figures:
-        if figure.state in ("differs", "not stored"):
-            again = f"recomputed {figure.again}" if figure.state == "differs" else figure.again
-            print(f"{figure.page}: {figure.label}: shown {figure.shown}, {again}")
-        elif figure.state == "neither" and listed:
-            print(f"{figure.page}: {figure.label}: {figure.shown}: neither recomputed nor with a command")
+        if figure.state in FAULTS:
+            print(f"{figure.page}: {figure.label}: shown {figure.shown}, {FAULTS[figure.state]}{figure.again}")
+        elif figure.state == "command" and listed:
+            print(f"{figure.page}: {figure.label}: {figure.shown}: a command only")
     pages: dict[str, Counter[str]] = {}
     for figure in figures:
         pages.setdefault(figure.page, Counter())[figure.state] += figure.numbers
     for page, counts in pages.items():
         print(f"{page}: {_counted(counts)}")
     print(f"all: {_counted(sum(pages.values(), Counter()))}")
-    if differing := [figure for figure in figures if figure.state == "differs"]:
-        raise InputError(f"figures: {len(differing)} differ")
+    faults = Counter(figure.state for figure in figures if figure.state in FAULTS)
+    if faults:
+        raise InputError(f"figures: {', '.join(f'{faults[state]} {state}' for state in FAULTS if faults[state])}")
 
 
 def _counted(counts: Counter[str]) -> str:
-    recomputed, total = counts["same"] + counts["differs"], sum(counts.values())
+    checked, total = counts["same"] + counts["copied"] + counts["differs"], sum(counts.values())
     return (
-        f"{recomputed} of {total} figures recomputed ({recomputed / max(total, 1):.0%}), {counts['differs']} differ; "
-        f"{counts['not stored']} of runs that are not stored, {counts['command']} with a command only, "
-        f"{counts['neither']} with neither"
+        f"{checked} of {total} figures recomputed ({checked / max(total, 1):.0%}), {counts['copied']} of them only "
+        f"compared with a stored copy; {counts['differs']} differ; {counts['not stored']} of runs that are not stored, "
+        f"{counts['command']} with a command only, {counts['neither']} with neither"
     )
 
 

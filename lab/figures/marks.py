@@ -13,6 +13,15 @@ A row that needs other columns is a mapping with the key `row`:
     ships: "{row.em(1)} / {row.em(5)}"
     -->
 
+A table of runs that are lost is compared cell by cell with the stored copy of an earlier version of the page:
+
+    <!-- figures: copied: pixels/storm-catch -->
+
+What a command measures again, but not from stored results, has a mark that names it, behind a paragraph, list item or
+table, or behind a heading for all of its section:
+
+    <!-- measured: python -m lab.benchmarks.drafts --suite scienceworld-500 -->
+
 Numbers in code, links and comments are no figures, nor are those that name something (`NAMES`).
 """
 
@@ -28,16 +37,20 @@ from typing import Any
 
 import yaml
 
-from lab.figures.sources import MissingError, Percent
+from lab.figures.sources import MissingError
+from lab.figures.studies import Copy, Percent
 from loopwm.records.errors import InputError
 
 NUMBER = re.compile(r"(?:(?<=[\s(|])[+-])?(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?!\w|\.\d)")
 NAMES = re.compile(
-    r"\b(?:T = \d+|Python \d[\d.]*|vLLM \d[\d.]*|Apache-2\.0)|\(?95 %\)?|\bseeds? \d+(?: (?:to|and) \d+)?"
+    r"\b(?:T = \d+|Python \d[\d.]*|vLLM \d[\d.]*|Apache-2\.0)|\(?95 %\)?|\bseeds? \d+(?: (?:to|and) \d+)?(?!\.?\d)"
 )
 _HIDDEN = re.compile(r"```.*?```|<!--.*?-->|^---\n.*?\n---\n|(?:(?<=\n\n)|(?<=\A))(?: {4}[^\n]*\n)+|`[^`\n]+`", re.S)
 _TARGET = re.compile(r"(?<=\])\([^)\s]+\)")
 _MARK = re.compile(r"<!-- figures:(.*?)-->", re.S)
+_MEASURED = re.compile(r"<!-- measured:(.*?)-->", re.S)
+_COPIED = re.compile(r"\s*copied:\s*(\S+)\s*")
+_HEADING = re.compile(r"^#+ ", re.M)
 _BLOCK_START = re.compile(r"^\s*(?:- |\d+\. |#|<!--)")
 _COMMAND = re.compile(r"(?:python -m|python3? |make |bash |git show|loopwm )")
 _HOLE = re.compile(r"\{([^{}]+?)(?::([.,\d]*[df]))?\}")
@@ -48,8 +61,8 @@ _GAP = re.compile(r"\n\s*?\n|\n(?=- )")
 class Figure:
     """Shown text of a page at [start, end), and what it was recomputed to.
 
-    state: `same`, `differs`, `not stored` (the source is missing), `command` (only a command stands beside it) or
-    `neither`
+    state: `same`, `copied` (the same as in a stored copy of a table), `differs`, `not stored` (the source is missing),
+    `command` (only a command stands beside it) or `neither`
     numbers: of the shown text
     """
 
@@ -71,6 +84,7 @@ class Page:
         hidden = _HIDDEN.sub(_blank, text)
         self._blocks = [0, *(gap.end() for gap in _GAP.finditer(text))]
         self.visible = NAMES.sub(_blank, _TARGET.sub(_blank, hidden))
+        self._measured = [self._measured_by(mark) for mark in _MEASURED.finditer(text)]
 
     def figures(self, names: Mapping[str, Any]) -> list[Figure]:
         """Return all figures of the page in order. Raises InputError for a mark that cannot be read."""
@@ -88,16 +102,32 @@ class Page:
         return Figure(self.name, f"line {line}", start, end, shown, again, state, len(NUMBER.findall(shown)) or 1)
 
     def _has_command(self, at: int) -> bool:
-        """Return True if a command stands in the block of a place, in code below it, or above a table."""
+        """Return True if a command stands in the block of a place, in code below it, above a table, or in a mark."""
+        if any(start <= at < end for start, end in self._measured):
+            return True
         block = bisect_right(self._blocks, at) - 1
         texts = [self.text[a:b] for a, b in pairwise([*self._blocks, len(self.text)])]
         near = texts[block : block + 1] + [text for text in texts[block + 1 : block + 2] if text.startswith("    ")]
         near += texts[block - 1 : block] if texts[block].startswith("|") else []
         return any(_COMMAND.search(text) for text in near)
 
+    def _measured_by(self, mark: re.Match[str]) -> tuple[int, int]:
+        """Return the span that a mark of a command is about. Raises InputError if it names no command."""
+        if not _COMMAND.match(mark[1].strip()):
+            line = self.text.count("\n", 0, mark.start()) + 1
+            raise InputError(f"{self.name}: line {line}: measured: must begin with a command, got {mark[1].strip()}")
+        start, end = self._block_before(mark.start())
+        if not self.text.startswith("#", start):
+            return start, end
+        following = _HEADING.search(self.text, mark.end())
+        return start, following.start() if following else len(self.text)
+
     def _marked(self, mark: re.Match[str], names: Mapping[str, Any]) -> Iterator[Figure]:
         where = f"{self.name}: line {self.text.count(chr(10), 0, mark.start()) + 1}"
         start, end = self._block_before(mark.start())
+        if copy := _COPIED.fullmatch(mark[1]):
+            yield from self._copied(start, end, _value(f"copied({copy[1]!r})", names, where), where)
+            return
         if not mark[1].lstrip().startswith("rows:"):
             yield from self._prose(start, end, mark[1], names, where)
             return
@@ -130,6 +160,16 @@ class Page:
             if expression != "_":
                 yield self._compared(number.start(), number.end(), "{" + expression + "}", names, where)
 
+    def _copied(self, start: int, end: int, copy: Copy, where: str) -> Iterator[Figure]:
+        lines = list(re.finditer(r"^\|.*$", self.text[start:end], re.M))
+        if len(lines) != len(copy.rows) + 2:
+            raise InputError(f"{where}: must be behind a table of {len(copy.rows)} rows, got {len(lines) - 2}")
+        for line, cells in zip((lines[0], *lines[2:]), (copy.columns, *copy.rows), strict=True):
+            for (shown, left, right), stored in zip(_cells(line[0]), cells, strict=True):
+                if NUMBER.search(self.visible, at := start + line.start() + left, start + line.start() + right):
+                    state = "copied" if shown == stored else "differs"
+                    yield self._figure(at, at + len(shown), stored, state)
+
     def _table(
         self, start: int, end: int, content: Mapping[str, Any], names: Mapping[str, Any], where: str
     ) -> Iterator[Figure]:
@@ -144,7 +184,7 @@ class Page:
             if row is None:
                 continue
             own = {**columns, **row} if isinstance(row, dict) else {**columns, "row": row}
-            scope = {**names, "row": _value(str(own["row"]), names, where)}
+            scope = {**names, "row": _value_or_missing(str(own["row"]), names, where)}
             for (name, *_), (_, left, right) in zip(header, _cells(line[0]), strict=True):
                 at = start + line.start()
                 if name in own and name != "row" and self.text[at + left : at + right] and own[name] is not None:
@@ -156,7 +196,8 @@ class Page:
             again = _HOLE.sub(lambda hole: _format(_value(hole[1], names, where), hole[2], shown), template)
         except MissingError as error:
             return self._figure(start, end, str(error), "not stored")
-        return self._figure(start, end, again, "same" if again == shown else "differs")
+        alike = "copied" if "copied" in template else "same"
+        return self._figure(start, end, again, alike if again == shown else "differs")
 
 
 def _blank(match: re.Match[str]) -> str:
@@ -186,12 +227,37 @@ def _value(expression: str, names: Mapping[str, Any], where: str) -> Any:
         raise InputError(f"{where}: {expression}: {type(error).__name__}: {error}") from error
 
 
+class _Missing:
+    """Row whose source is missing: any use raises the error."""
+
+    def __init__(self, error: MissingError) -> None:
+        self._error = error
+
+    def __getattr__(self, name: str) -> Any:
+        raise self._error
+
+    def __str__(self) -> str:
+        raise self._error
+
+    def __format__(self, spec: str) -> str:
+        raise self._error
+
+
+def _value_or_missing(expression: str, names: Mapping[str, Any], where: str) -> Any:
+    try:
+        return _value(expression, names, where)
+    except MissingError as error:
+        return _Missing(error)
+
+
 def _format(value: Any, spec: str | None, shown: str) -> str:
     """Format a value by its own format, else with the decimals and sign of a single shown number."""
     if value is None:
         return "-"
     if spec:
         return format(value, spec)
+    if "e" in shown and isinstance(value, float):
+        return shown if float(shown) == value else f"{value:g}"
     if NUMBER.fullmatch(" " + shown, 1) and not isinstance(value, str):
         decimals = len(shown.partition(".")[2])
         value = floor(round(value, 6) + 0.5) if decimals == 0 else value  # 32.5 is 33, not the even 32

@@ -14,7 +14,7 @@ from typing import Any
 
 from eval.commands.harness import RunSettings, make_results, read_results, recorded_prediction
 from eval.scores.intervals import INTERVALS
-from eval.scores.metrics import METRICS_VERSION
+from eval.scores.metrics import METRICS_VERSION, exact_match
 from eval.scores.predictions import Key, Record, read_records
 from eval.scores.rows import Item, score_window
 from eval.scores.seen import Seen, find_seen
@@ -23,7 +23,7 @@ from lab.reports import results_page
 from lab.reports.results_page import SUITE_TITLES, called
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json, read_json_lines, write_json, write_lines
-from loopwm.records.windows import Window, stratified_sample
+from loopwm.records.windows import Window, game_of, stratified_sample
 
 FOLDER, PREVIOUS, SUFFIX = "predictions", "previous", ".jsonl.xz"
 LIMIT = 10_000_000
@@ -46,7 +46,7 @@ def name_of(results: Mapping[str, Any]) -> str:
 def keep(folder: Path, data: Path) -> str:
     """Store the predictions of a finished run, and its results if the page of results shows its suite.
 
-    A result of other weights of the same name moves to the folder `previous`. Returns the run's name.
+    What is stored of other weights under the same name moves to the folder `previous`. Returns the run's name.
 
     Raises:
         InputError: the run is not finished, its results do not follow from its predictions, or the predictions of all
@@ -66,8 +66,8 @@ def keep(folder: Path, data: Path) -> str:
         others = (file for file in path.parent.glob(f"*{SUFFIX}") if file != path)
         if (size := sum(file.stat().st_size for file in (*others, trial))) > LIMIT:
             raise InputError(f"{path.parent}: must take at most {LIMIT:,} bytes, got {size:,} with {name}")
+        _move_previous(data, name, results)
         if results["suite"] in SUITE_TITLES:
-            _move_previous(data, name, results)
             results_page.keep(folder, data)
         _write(folder, results, path)
     return name
@@ -88,12 +88,33 @@ def _slim(record: Record) -> dict[str, Any]:
 
 
 def _move_previous(data: Path, name: str, results: Mapping[str, Any]) -> None:
-    """Move a stored result of other weights out of the way: pages show what changed."""
-    path = data / f"{name}.json"
-    if path.is_file():
-        old = read_json(path)
-        if old["provenance"].get("model_sha256") != results["provenance"].get("model_sha256"):
-            write_json(data / PREVIOUS / path.name, old)
+    """Move stored results and predictions of other weights out of the way: pages show what changed."""
+    for path in (data / f"{name}.json", data / FOLDER / f"{name}{SUFFIX}"):
+        if path.is_file():
+            old = read_json(path) if path.suffix == ".json" else next(read_json_lines(path))[1]
+            if old["provenance"].get("model_sha256") != results["provenance"].get("model_sha256"):
+                (data / PREVIOUS).mkdir(exist_ok=True)
+                path.replace(data / PREVIOUS / path.name)
+
+
+def exact_matches(path: Path) -> dict[Key, tuple[str, float]]:
+    """Return game and exact match, 0 or 1, of stored predictions by window and horizon.
+
+    Raises InputError if they are of another version of their suite.
+    """
+    lines = read_json_lines(path)
+    _, head = next(lines, (0, {}))
+    suite = load_suite(head["suite"])
+    if suite.sha256 != head["provenance"]["suite_sha256"]:
+        raise InputError(f"{path}: suite_sha256: must be {suite.sha256}; run it again and keep that")
+    windows = {window["id"]: window for window in suite.windows}
+    return {
+        (line["id"], line["horizon"]): (
+            game_of(windows[line["id"]]),
+            exact_match(line["prediction"], windows[line["id"]]["observations"][line["horizon"] - 1]),
+        )
+        for _, line in lines
+    }
 
 
 class Rescored:

@@ -2,7 +2,8 @@
 
 A mark names a run by its suite, with `_` for `-`: `scienceworld_500.em(5)` is the exact match of the shipped checkpoint
 after five actions in the context `observed`. `.given("full")`, `.by("track")`, `.of("Incline")`, `.at_depth(1)` and
-`.before` are the same with another context, model, family, depth, or the weights that shipped before.
+`.before` are the same with another context, model, family, depth, or the weights that shipped before;
+`.minus(other, 1, 5)` is the paired difference of two, `mean_of` that of several pairs.
 """
 
 from __future__ import annotations
@@ -11,20 +12,29 @@ import json
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from math import ceil, exp
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
+from eval.models.base import STRONGEST_BASELINES
+from eval.models.checkpoint import checkpoint_hash
+from eval.scores.intervals import paired_difference
+from eval.scores.predictions import Key
 from eval.scores.rows import OVERALL, Item
 from eval.scores.suites import suite_names
-from lab.figures.predictions import FOLDER, PREVIOUS, SUFFIX, Rescored
+from lab.figures.predictions import FOLDER, PREVIOUS, SUFFIX, Rescored, exact_matches
+from lab.figures.studies import Copy, Difference, Percent, Study
 from lab.reports.calibration import Calibration, calibrate
 from lab.reports.error_kinds import error_kind
+from lab.reports.papers import printed
 from lab.reports.results_page import SHIPPED_NAME, SUITE_TITLES
 from loopwm.records.errors import InputError
-from loopwm.records.files import read_json
+from loopwm.records.files import read_json, read_json_lines
+from loopwm.records.windows import pair_of
 
 DEV = {f"{env}_dev{kind}" for env in ("scienceworld", "alfworld") for kind in ("", "_noisy", "_counterfactual")}
 """Names of the dev suites but those of what people try first."""
@@ -34,10 +44,6 @@ class MissingError(InputError):
     """A figure's source is not stored."""
 
 
-class Percent(float):
-    """A share in per cent, shown with one decimal."""
-
-
 class Store:
     """Stored results of a folder, each read once."""
 
@@ -45,15 +51,41 @@ class Store:
         self.root, self.data = root, root / "docs/results/data"
         self._results: dict[str, dict[str, Any]] = {}
         self._items: dict[str, list[tuple[str, Item, float]]] = {}
+        self._exact: dict[str, dict[Key, tuple[str, float]]] = {}
+
+    @cached_property
+    def shipped_hash(self) -> str:
+        return checkpoint_hash(self.root / "loopwm/pretrained")
+
+    def weights_of(self, name: str) -> str:
+        """Return the hash of a run's weights. Raises MissingError if the run is not stored."""
+        path, predictions = self.data / f"{name}.json", self.data / FOLDER / f"{name}{SUFFIX}"
+        if path.is_file():
+            return str(self.result(name)["provenance"]["model_sha256"])
+        if predictions.is_file():
+            _, head = next(read_json_lines(predictions))
+            return str(head["provenance"]["model_sha256"])
+        raise MissingError(f"{name}: not stored")
+
+    def exact(self, name: str, *, before: bool = False) -> dict[Key, tuple[str, float]]:
+        """Return game and exact match by window and horizon. Raises MissingError without predictions."""
+        key = f"{PREVIOUS if before else FOLDER}/{name}"
+        if key not in self._exact:
+            path = self.data / f"{key}{SUFFIX}"
+            if not path.is_file():
+                raise MissingError(f"{key}: not stored")
+            self._exact[key] = exact_matches(path)
+        return self._exact[key]
 
     def result(self, name: str, *, before: bool = False) -> dict[str, Any]:
         """Return a run's result. Raises MissingError if neither it nor its predictions are stored."""
         key = f"{PREVIOUS}/{name}" if before else name
         if key not in self._results:
-            path, predictions = self.data / f"{key}.json", self.data / FOLDER / f"{name}{SUFFIX}"
+            folder = self.data / (PREVIOUS if before else FOLDER)
+            path, predictions = self.data / f"{key}.json", folder / f"{name}{SUFFIX}"
             if path.is_file():
                 self._results[key] = read_json(path)
-            elif predictions.is_file() and not before:
+            elif predictions.is_file():
                 self._results[key] = Rescored.read(predictions).results()
             else:
                 raise MissingError(f"{key}: not stored")
@@ -118,7 +150,58 @@ class Run:
 
     @property
     def result(self) -> dict[str, Any]:
+        """Return the stored result. Raises MissingError without one."""
+        self._check_weights()
         return self.store.result(self.name, before=self.earlier)
+
+    def _check_weights(self) -> None:
+        """Raise MissingError if the run should be of the weights that ship, and is of others."""
+        if self.model == SHIPPED_NAME and not self.earlier:
+            weights = self.store.weights_of(self.name)
+            if weights != self.store.shipped_hash:
+                raise MissingError(f"{self.name}: not stored of the weights that ship, but of {weights[:8]}")
+
+    @property
+    def best_baseline(self) -> Run:
+        """Return the strongest baseline of the environment in the context `observed`."""
+        return self.by(STRONGEST_BASELINES[self.suite.partition("_")[0].partition("-")[0]])
+
+    def minus(self, other: Run, *horizons: int) -> Difference:
+        """Return the paired difference of exact match, meaned over (all shared) horizons; of pairs, of both right."""
+        shared = {k for _, k in self._scores} & {k for _, k in other._scores}
+        a, b = (run._exact(horizons or tuple(shared)) for run in (self, other))
+        both = sorted(a.keys() & b.keys())
+        if not both:
+            raise MissingError(f"{self.name}: no window in common with {other.name}")
+        ours, theirs = (np.array([run[name][1] for name in both]) for run in (a, b))
+        d = paired_difference("em", 0, ours, theirs, [a[name][0] for name in both])
+        mean, low, high = (100 * value for value in (d.difference, d.low, d.high))
+        return Difference(mean, low, high, Percent(100 * d.a), Percent(100 * d.b), d.n)
+
+    @property
+    def gain(self) -> Difference:
+        """Return the difference from the weights that shipped before, over all horizons."""
+        return self.minus(self.before)
+
+    @property
+    def _scores(self) -> dict[Key, tuple[str, float]]:
+        self._check_weights()
+        return self.store.exact(self.name, before=self.earlier)
+
+    def _exact(self, horizons: tuple[int, ...]) -> dict[str, tuple[str, float]]:
+        """Return game and score by window, or by pair."""
+        scores: dict[str, list[float]] = {}
+        games = {}
+        for (name, horizon), (game, em) in self._scores.items():
+            if horizon in horizons:
+                scores.setdefault(pair_of(name), []).append(em)
+                games[pair_of(name)] = game
+        paired = "counterfactual" in self.suite
+        return {
+            name: (games[name], min(values) if paired else float(np.mean(values)))
+            for name, values in scores.items()
+            if not paired or len(values) == 2
+        }
 
     def row(self, horizon: int) -> dict[str, Any]:
         """Return the row of the family at a horizon. Raises MissingError without one."""
@@ -175,6 +258,7 @@ class Run:
         return Percent(100 * self.result["pairs"]["both"])
 
     def _items(self) -> list[tuple[str, Item, float]]:
+        self._check_weights()
         return [entry for entry in self.store.items(self.name) if self.family in (OVERALL, entry[1].family)]
 
 
@@ -183,6 +267,13 @@ def trust(*runs: Run, horizons: tuple[int, ...] | None = None) -> Calibration:
     entries = [entry for run in runs for entry in run._items() if horizons is None or entry[1].horizon in horizons]
     values = np.nan_to_num(np.array([value for _, _, value in entries]))  # a text that was cut cannot be right
     return calibrate(values, np.array([item.scores["em"] == 1 for _, item, _ in entries]))
+
+
+def mean_of(*differences: Difference) -> Difference:
+    """Return the mean of independent differences, with normal 95 % bounds from the widths of theirs."""
+    margin = sum(((d.high - d.low) / 2) ** 2 for d in differences) ** 0.5 / len(differences)
+    mean = sum(d.mean for d in differences) / len(differences)
+    return Difference(mean, mean - margin, mean + margin)
 
 
 @dataclass(frozen=True)
@@ -231,6 +322,12 @@ class Weights:
         return sum(size for name, size in self._sizes.items() if "embed_tokens" not in name)
 
     @property
+    def mean_loops(self) -> float:
+        """Return the mean of max(1, Poisson(mu_rec)), the loops of a row in training."""
+        rate = float(self.config["mu_rec"])
+        return rate + exp(-rate)
+
+    @property
     def mebibytes(self) -> float:
         return self.file.stat().st_size / 2**20
 
@@ -250,21 +347,40 @@ class Training:
         return self._rows[step]
 
 
+def read_config(root: Path, name: str) -> dict[str, Any]:
+    """Return a file of configs/, named without its ending."""
+    config: dict[str, Any] = yaml.safe_load((root / f"configs/{name}.yaml").read_text(encoding="utf-8"))
+    return config
+
+
+def interactions(config: dict[str, Any]) -> int:
+    """Return the interactions of an agent's run: whole rounds of all environments."""
+    real = config["real"]
+    rounds = real["count"] * real["steps"]
+    return int(rounds * ceil(real["total"] / rounds))
+
+
 def names_in(root: Path) -> dict[str, Any]:
     """Return every name that a mark may use."""
-    store = Store(root)
-    runs = {suite.replace("-", "_"): Run(store, suite) for suite in suite_names()}
-    functions: dict[str, Callable[..., Any]] = {"min": min, "max": max, "sum": sum, "len": len, "round": round}
+    store, weights = Store(root), Weights(root / "loopwm/pretrained")
+    runs = {
+        suite.replace("-", "_"): Run(store, suite, depth=weights.config["default_depth"]) for suite in suite_names()
+    }
+    functions: tuple[Callable[..., Any], ...] = (min, max, sum, len, round, abs, float, range, trust, mean_of)
     return {
         **runs,
-        **functions,
-        "range": range,
-        "trust": trust,
+        **{function.__name__: function for function in functions},
+        "dev_gain": lambda: mean_of(*(run.gain for name, run in runs.items() if "_dev" in name)),
+        "paper_em": lambda environment: printed(environment, "LoopWM", 5, OVERALL)[0].figures["em"],
         "dev_trust": lambda: trust(*(run for name, run in runs.items() if name in DEV)),
         "probe_trust": lambda: trust(*(run for name, run in runs.items() if name.endswith("_dev_probe"))),
         "agents": lambda weights: Agents(store, weights),
-        "weights": Weights(root / "loopwm/pretrained"),
+        "weights": weights,
         "training": lambda name: Training(store.json(f"training/{name}.json")),
-        "study": lambda name: store.json(f"studies/{name}.json"),
+        "study": lambda name: Study(store.json(f"studies/{name}.json"), copied=False),
+        "copied_study": lambda name: Study(store.json(f"studies/{name}.json"), copied=True),
+        "copied": lambda name: Copy(**store.json(f"copied/{name}.json")["table"]),
+        "config": partial(read_config, root),
+        "interactions": lambda name: interactions(read_config(root, name)),
         "stored": store.json,
     }

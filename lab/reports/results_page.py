@@ -85,14 +85,16 @@ def render(runs: Sequence[Result]) -> str:
 
 def in_short(result: Sequence[Result]) -> str:
     """Return the table of the shipped checkpoint in the context `observed`, also part of the README and its card."""
-    header = ["Exact match, %", "windows", "1 action", "5 actions (95 %)", "of these, unseen", "no network"]
+    header = ["Exact match, %", "windows", "1 action", "5 actions (95 %)", "of these, unseen"]
+    header += ["no network", "beside it"]
     rows = []
     for suite, title in SUITE_TITLES.items():
         runs = [run for run in result if run["suite"] == suite and run["context"] == "observed"]
         for run in (run for run in runs if called(run["model"]) == SHIPPED_NAME):
-            rivals = (other for other in runs if other["model"] == STRONGEST_BASELINES[environment_of(run)])
+            rivals = [other for other in runs if other["model"] == STRONGEST_BASELINES[environment_of(run)]]
             count = f"{run['pairs']['n']} pairs" if run["pairs"] else str(run["windows"]["scored"])
-            rows.append([title, count, *_in_short(run), *(_in_short(o)[1] for o in rivals)])
+            beside = [cell for rival in rivals for cell in (_in_short(rival)[1], _beside(run, rival))]
+            rows.append([title, count, *_in_short(run), *beside])
     return table(header, rows)
 
 
@@ -103,6 +105,14 @@ def _in_short(run: Result) -> list[str]:
     row, first = last(run), overall(run, 1)
     unseen = "-" if row.get("em_novel") is None else percent(row["em_novel"])
     return [percent(first["em"]) if first else "-", with_bounds(row, "em"), unseen]
+
+
+def _beside(run: Result, rival: Result) -> str:
+    """Compare the interval of `_in_short` with a rival's figure."""
+    name = "both" if run["pairs"] else "em"
+    ours, theirs = (one["pairs"] or last(one) for one in (run, rival))
+    low, high = ours["ci95"][name]
+    return "above" if low > theirs[name] else "below" if high < theirs[name] else "level"
 
 
 def verdict_of(runs: Sequence[Result]) -> str:

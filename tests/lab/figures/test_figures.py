@@ -14,17 +14,22 @@ import pytest
 from data_prep.solutions import PACKED
 from data_prep.tokenize import TOKENIZER_FILE
 from eval.__main__ import main as evaluate
+from eval.models.checkpoint import checkpoint_hash
 from lab.__main__ import main
 from lab.data.stats import count_groups, markdown, token_counter
 from lab.figures import command, predictions
 from lab.figures.command import PAGES, STATISTICS, packed_episodes
 from lab.figures.marks import Page
 from lab.figures.predictions import Rescored
-from lab.figures.sources import MissingError, Percent, names_in
+from lab.figures.sources import MissingError, interactions, mean_of, names_in
+from lab.figures.studies import Copy, Difference, Percent, Study
+from loopwm.records.errors import InputError
 
 ROOT = Path(__file__).parents[3]
 SUITE = "alfworld-probe"
 NAME = f"{SUITE}--observed--track"
+CHEAP = ("README.md", "docs/results/studies.md", "docs/results/pixels.md")
+"""Pages whose figures need no predictions."""
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +45,10 @@ def track(tmp_path_factory) -> Path:
 def checkout(tmp_path: Path) -> Path:
     """A copy of what the figures of pages are recomputed from, without predictions."""
     root = tmp_path / "checkout"
-    shutil.copytree(ROOT / "docs/results", root / "docs/results", ignore=shutil.ignore_patterns("predictions"))
-    (root / "loopwm/pretrained").mkdir(parents=True)
+    for name in ("docs/results", "loopwm/pretrained", "configs"):
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("predictions"))
     for name in PAGES:
         shutil.copy(ROOT / name, root / name)
-    for name in ("model.safetensors", "config.json"):
-        shutil.copy(ROOT / "loopwm/pretrained" / name, root / "loopwm/pretrained" / name)
     return root
 
 
@@ -59,37 +62,67 @@ def figures(checkout, capsys) -> Callable[..., tuple[int, str]]:
     return call
 
 
-def plant(checkout: Path) -> tuple[Path, str, str]:
-    """Change a digit of a recomputed figure of a typed page; return page, true and shown text."""
-    page = checkout / "docs/results.md"
-    text = page.read_text()
-    figures = Page("docs/results.md", text).figures(names_in(checkout))
-    figure = next(f for f in figures if f.state == "same" and f.shown[-1].isdigit())
+def plant(checkout: Path, page: str, state: str) -> tuple[str, str]:
+    """Change a digit of the first figure of a state on a typed page; return true and shown text."""
+    path = checkout / page
+    text = path.read_text()
+    figure = next(f for f in Page(page, text).figures(names_in(checkout)) if f.state == state and f.shown[-1].isdigit())
     wrong = figure.shown[:-1] + str((int(figure.shown[-1]) + 1) % 10)
-    page.write_text(text[: figure.start] + wrong + text[figure.end :])
-    return page, figure.shown, wrong
+    path.write_text(text[: figure.start] + wrong + text[figure.end :])
+    return figure.shown, wrong
 
 
 def test_figures_of_the_committed_pages_are_right(capsys) -> None:
     assert main(["figures", "--parts", "pages"]) == 0, capsys.readouterr().out
 
 
-def test_figures_with_a_wrong_digit_on_a_page_fail(checkout, figures) -> None:
-    _, true, wrong = plant(checkout)
+def test_figures_with_wrong_digits_on_pages_fail(checkout, figures, monkeypatch) -> None:
+    monkeypatch.setattr(command, "PAGES", CHEAP)
+    planted = [plant(checkout, page, state) for page in CHEAP[1:] for state in ("same", "copied")]
+    planted.append(plant(checkout, "README.md", "same"))
+    (checkout / "README.md").write_text((checkout / "README.md").read_text() + "\nIt is 7 times as fast.\n")
     status, output = figures("--parts", "pages")
     assert status == 2
-    assert [line for line in output.splitlines() if f"shown {wrong}, recomputed {true}" in line]
-    assert "error: figures: 1 differ\n" in output
+    for true, wrong in planted:
+        assert [line for line in output.splitlines() if f"shown {wrong}, recomputed {true}" in line]
+    assert "shown 7, neither recomputed nor with a command" in output
+    assert f"error: figures: {len(planted)} differs, 1 neither\n" in output
 
 
-def test_figures_write_puts_the_right_digit_back(checkout, figures) -> None:
-    page, *_ = plant(checkout)
+def test_figures_write_puts_the_right_digits_back(checkout, figures, monkeypatch) -> None:
+    monkeypatch.setattr(command, "PAGES", CHEAP)
+    for page, state in ((CHEAP[0], "same"), (CHEAP[1], "copied"), (CHEAP[2], "same")):
+        plant(checkout, page, state)
     readme = (checkout / "README.md").read_text()
     (checkout / "README.md").write_text(readme.replace("| ALFWorld, experts' paths | 500 | ", "| Wrong | 1 | ", 1))
     status, output = figures("--parts", "pages", "--write")
     assert status == 0, output
-    assert page.read_text() == (ROOT / "docs/results.md").read_text()
-    assert (checkout / "README.md").read_text() == readme
+    for name in CHEAP:
+        assert (checkout / name).read_text() == (ROOT / name).read_text()
+
+
+def test_keep_of_other_weights_and_write_need_nobody(checkout, figures, track) -> None:
+    """A run of new weights moves the old one to `previous`; pages follow, and its other runs are asked for."""
+    folder = track.with_name("new")
+    shutil.copytree(track, folder)
+    for name in ("results.json", "run.json"):
+        facts = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps({**facts, "model": "loopwm/pretrained"}))
+    config = checkout / "loopwm/pretrained/generation_config.json"
+    config.write_text(config.read_text() + "\n")
+    results = json.loads((folder / "results.json").read_text())
+    results["provenance"] |= {"model_sha256": checkpoint_hash(checkout / "loopwm/pretrained"), "depth": 2}
+    (folder / "results.json").write_text(json.dumps(results))
+    status, output = figures("--keep", str(folder), "--write", "--parts", "pages")
+    name = f"{SUITE}--observed--loopwm-small"
+    for suffix in (".json", ".jsonl.xz"):
+        assert (checkout / f"docs/results/data/previous/{name}{suffix}").is_file()
+    page = (checkout / "docs/results.md").read_text()
+    rows = {row["horizon"]: 100 * row["em"] for row in results["rows"] if row["family"] == "absent"}
+    assert f"| ALFWorld | 40 | {rows[1]:.1f} / {rows[5]:.1f} |" in page
+    assert status == 2
+    assert "alfworld-500--observed--loopwm-small: not stored of the weights that ship, but of" in output
+    assert f"{name}: not stored" not in output
 
 
 def test_figures_of_a_wrong_prediction_fail(checkout, figures, track) -> None:
@@ -176,6 +209,7 @@ class Row:
 
 
 NAMES: dict[str, Any] = {"a": 12.34, "n": 1500, "low": -3.2, "missing": missing, "x": Row(50.0), "y": Row(61.25)}
+NAMES |= {"rate": 1.5e-3, "copied": Copy(["", "exact"], [["one", "4.5 (3-5)"], ["two", "6"]])}
 
 
 def states(text: str) -> list[tuple[str, str, str]]:
@@ -195,9 +229,35 @@ def states(text: str) -> list[tuple[str, str, str]]:
         ("It is 5.\n<!-- figures: missing() -->", [("5", "a run: not stored", "not stored")]),
         ("A range of 3-5: `make 7` [at](9.md)", [("3", "", "command"), ("5", "", "command")]),
         ("At T = 4 in 95 % of Python 3.11, 4.0M, x2: 6", [("6", "", "neither")]),
+        (
+            "By seed 0.5 and 7 steps.\n<!-- measured: make 7 -->\n\n8",
+            [("0.5", "", "command"), ("7", "", "command"), ("8", "", "neither")],
+        ),
+        (
+            "# A\n\n<!-- measured: make 7 -->\n\n7\n\n- 8\n\n# B\n\n9",
+            [*[(n, "", "command") for n in "78"], ("9", "", "neither")],
+        ),
+        (
+            "It is 1.5e-3, not 2e-3.\n<!-- figures: rate; rate -->",
+            [("1.5e-3", "1.5e-3", "same"), ("2e-3", "0.0015", "differs")],
+        ),
+        ("It is 4.5.\n<!-- figures: copied.at('one', 'exact') -->", [("4.5", "4.5", "copied")]),
         ("```\n1\n```\n\n    bash 2\n\nThen 3", [("3", "", "neither")]),
     ],
-    ids=["same", "differs", "rest", "left out", "missing", "hidden", "names", "code"],
+    ids=[
+        "same",
+        "differs",
+        "rest",
+        "left out",
+        "missing",
+        "hidden",
+        "names",
+        "block",
+        "section",
+        "power",
+        "copy",
+        "code",
+    ],
 )
 def test_numbers_of_text_are_compared_in_order(text, expected) -> None:
     assert states(text) == expected
@@ -216,9 +276,46 @@ def test_cells_of_a_table_are_compared_by_row_and_column() -> None:
     assert states(TABLE.format("[null, y]", 'exact: "- / {row.em}"\n'))[-1] == ("- / 61.3", "- / 61.2", "differs")
 
 
+def test_a_table_is_compared_with_its_copy() -> None:
+    copy = Copy(["", "n", "exact"], [["one", "3", "50.0"], ["two", "", "- / 61.2"]])
+    text = TABLE.partition("<!--")[0] + "<!-- figures: copied: some/table -->"
+    figures = Page("p.md", text).figures({"copied": lambda _: copy})
+    assert [(figure.shown, figure.again, figure.state) for figure in figures] == [
+        ("3", "3", "copied"), ("50.0", "50.0", "copied"), ("- / 61.3", "- / 61.2", "differs"),
+    ]  # fmt: skip
+    with pytest.raises(InputError, match=r"p\.md: line 5: must be behind a table of 2 rows, got 1"):
+        Page("p.md", text.replace("| one | 3 | 50.0 |\n", "")).figures({"copied": lambda _: copy})
+
+
+@pytest.mark.parametrize(("low", "high", "shown"), [(0.1, 2.0, "above"), (-3.0, -0.1, "below"), (-1.0, 2.0, "level")])
+def test_a_difference_is_shown_with_its_verdict(low, high, shown) -> None:
+    assert Difference(1.04, low, high).cell == f"+1.0 ({low} to {high}), {shown}"
+
+
+def test_the_mean_of_differences_adds_their_variances() -> None:
+    mean = mean_of(Difference(1.0, -2.0, 4.0), Difference(3.0, -1.0, 7.0))
+    assert (mean.mean, mean.low, mean.high) == (2.0, -0.5, 4.5)
+
+
+def test_a_copied_study_is_named_as_such() -> None:
+    stored = {"study": "s", "windows": 1, "seeds": 1, "differences": [], "costs": [], "transcribed": "a page"}
+    with pytest.raises(InputError, match="study s: must be named copied_study"):
+        Study(stored, copied=False)
+
+
+def test_interactions_are_whole_rounds() -> None:
+    assert interactions({"real": {"count": 8, "steps": 16, "total": 50_000}}) == 50_048
+
+
+def test_cells_of_a_missing_row_are_not_stored() -> None:
+    text = TABLE.format("[missing(), y]", 'exact: "{row}"\nn: "{row.n}"\n')
+    assert states(text)[:2] == [("3", "a run: not stored", "not stored"), ("50.0", "a run: not stored", "not stored")]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("1\n<!-- measured: by hand -->", r"p\.md: line 2: measured: must begin with a command, got by hand"),
         ("1 and 2\n<!-- figures: a -->", r"p\.md: line 2: must have an expression for each of 1, 2; got 1"),
         ("1\n<!-- figures: b -->", r"p\.md: line 2: b: NameError"),
         (TABLE.format("[x]", ""), "rows: must name all 2 rows of the table, got 1"),
