@@ -33,7 +33,7 @@ MAY_IMPORT = {
         *("eval.scores", "loopwm.worlds", "loopwm.text", "loopwm.core", "loopwm.records", "loopwm.runtime"),
     ),
     "eval.commands": ("eval.models", "eval.scores", "loopwm.worlds", "loopwm.records"),
-    "eval.pixels": ("eval.models", "eval.scores", "loopwm.pixel", "loopwm.records", "loopwm.training.real_world"),
+    "eval.pixels": ("eval.models", "eval.scores", "loopwm.pixel", "loopwm.records"),
     "eval": ("loopwm.records",),
     "serve.engine": (
         *("loopwm.text.model", "loopwm.text.world_batch", "loopwm.text.drafts", "loopwm.core", "loopwm.runtime"),
@@ -44,7 +44,7 @@ MAY_IMPORT = {
         "loopwm.worlds.protocol",
     ),
     "serve.http": ("serve.generation", "serve.worlds", "serve.playground", "loopwm.records"),
-    "serve.pixels": ("loopwm.pixel", "loopwm.records", "loopwm.training.real_world"),
+    "serve.pixels": ("loopwm.pixel", "loopwm.records"),
     "serve": ("loopwm.worlds", "loopwm.text", "loopwm.core", "loopwm.records", "loopwm.runtime"),
     "lab": ("loopwm", "data_prep", "eval", "serve"),  # and nothing imports it
 }
@@ -140,7 +140,7 @@ def test_imports_point_one_way_and_one_file_loops_the_block():
     ("module", "source"),
     [
         ("loopwm.trainer.trainer", "import eval.scores.metrics"),
-        ("loopwm.training.real_world", "def f():\n    from data_prep.environments.pixels import by_name"),
+        ("loopwm.pixel.gym", "def f():\n    from data_prep.environments.pixels import by_name"),
         ("loopwm.trainer.trainer", "from loopwm.text.model import modeling"),
         ("loopwm.core.looped", "from loopwm.records import template"),
         ("loopwm.core.kv_cache", "def f():\n    import transformers"),

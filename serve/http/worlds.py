@@ -19,9 +19,8 @@ from serve.generation.streams import Finish, TextDelta, together
 from serve.http.bodies import MAX_STEPS, DepthBody, OwnBody, depth_of
 from serve.http.errors import EXPECTED, problem_of
 from serve.http.openai_replies import stream_responses
-from serve.http.replies import FOREIGN
+from serve.http.replies import FOREIGN, event_stream
 from serve.http.routes import Admitted, Owner
-from serve.http.sse import event_stream
 from serve.http.world_replies import BatchResult, Deleted, PlanResult, StepResult, WorldInfo, WorldList
 from serve.worlds.sessions import (
     MAX_ACTIONS,
