@@ -29,7 +29,7 @@ from lab.lm_eval import command as lm_eval_tasks
 from lab.mutants import command as mutants
 from lab.pixels import command as pixels
 from lab.reports import command as report
-from lab.reports import pictures_page, results_page, trust
+from lab.reports import pictures_page, results_page
 from lab.studies import command as study
 from lab.studies import fit_gate, plan, rollout
 from loopwm.records.command import command_parser, exit_status
@@ -43,7 +43,6 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "rollout": (rollout, "imagine whole episodes, scored by depth"),
     "pixels": (pixels, "measure one property of a pixel world"),
     "report": (report, "write one page about several runs"),
-    "calibration": (trust, "compare the trust in predictions with how often they are right"),
     "results": (results_page, "keep results of runs and write the page of all of them"),
     "pictures": (pictures_page, "write the page of pictures and claims beside the results page"),
     "figures": (figures, "recompute the figures of README and the results pages"),

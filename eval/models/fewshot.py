@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
-from eval.scores.entities import DATA
+from eval.scores.metrics import DATA
 from eval.scores.suites import load_suite
 from loopwm.records.episodes import TRAIN_SPLITS
 from loopwm.records.errors import InputError

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from eval.models.base import Predictor
-from eval.models.copy_last import Copy
+from eval.models.base import Copy, Predictor
 from eval.models.fewshot import DEFAULT_SHOTS, Shots, load_shots
 from eval.models.retrieve import load_retrieve
 from eval.models.retrieve_names import load_retrieve_names
@@ -149,8 +148,7 @@ def _kind(model: str) -> str:
 
 
 def _endpoint(model: str, options: ModelOptions, shots: Shots) -> Predictor:
-    from eval.models.endpoint import DEFAULT_MAX_TOKENS, Address, Endpoint, Parameters, ReplyCache
-    from eval.models.prompted import EndpointPredictor
+    from eval.models.endpoint import DEFAULT_MAX_TOKENS, Address, Endpoint, EndpointPredictor, Parameters, ReplyCache
 
     address = Address.parse(model, "--model")
     cache = ReplyCache(options.reply_cache or DEFAULT_CACHE)

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from eval.commands.calibration import Calibration, calibrate
 from eval.scores.rows import OVERALL, Item
 from eval.scores.suites import suite_names
 from lab.figures.predictions import FOLDER, PREVIOUS, SUFFIX, Rescored
-from lab.reports.calibration import Calibration, calibrate
 from lab.reports.error_kinds import error_kind
 from lab.reports.results_page import SHIPPED_NAME, SUITE_TITLES
 from loopwm.records.errors import InputError

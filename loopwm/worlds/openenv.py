@@ -27,10 +27,9 @@ from pydantic import Field
 from loopwm.records.command import Parser
 from loopwm.records.errors import InputError
 from loopwm.records.template import CONTEXT_KINDS, LONGEST_OBSERVATION, Context
-from loopwm.worlds.gym import ImaginedTextEnv, read_starts
+from loopwm.worlds.gym import MAX_ACTION, ImaginedTextEnv, read_starts
 from loopwm.worlds.http import KEY_VARIABLE, WorldError
 from loopwm.worlds.protocol import Worlds
-from loopwm.worlds.spaces import MAX_ACTION
 from loopwm.worlds.starts import Start
 from loopwm.worlds.vector import kept_worlds, local_worlds
 

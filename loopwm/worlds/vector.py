@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from loopwm.records.files import PACKAGED
 from loopwm.records.template import LONGEST_OBSERVATION, ContextKind
-from loopwm.worlds.gym import ImaginedTextEnv, step_info
+from loopwm.worlds.gym import MAX_ACTION, MAX_OBSERVATION, AnyText, ImaginedTextEnv, step_info
 from loopwm.worlds.http import Client, HttpWorlds
 from loopwm.worlds.protocol import Imagined, RowWorlds
-from loopwm.worlds.spaces import MAX_ACTION, MAX_OBSERVATION, AnyText
 from loopwm.worlds.starts import SCIENCEWORLD, Start, Starts, read_starts
 
 if TYPE_CHECKING:
