@@ -23,6 +23,7 @@ from lab.data import (
     stats,
     tokenizer_eval,
     train_tokenizer,
+    unpack,
 )
 from lab.figures import command as figures
 from lab.lm_eval import command as lm_eval_tasks
@@ -61,6 +62,7 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "cut-suite": (cut_suite, "cut a committed suite out of episodes"),
     "counterfactual": (counterfactual, "cut pairs of windows that differ in one earlier action and in the answer"),
     "pack": (pack, "pack collected episodes or solutions into one small file"),
+    "unpack": (unpack, "unpack the episodes that come with the project"),
     "stats": (stats, "count what episodes hold"),
     "foreign-contexts": (foreign_contexts, "measure how well foreign contexts are recognised"),
     "export-episodes": (export_episodes, "write episodes as a Hugging Face datasets folder"),

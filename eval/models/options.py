@@ -12,6 +12,7 @@ from eval.models.fewshot import DEFAULT_SHOTS, Shots, load_shots
 from eval.models.retrieve import load_retrieve
 from eval.models.retrieve_names import load_retrieve_names
 from eval.models.track import load_track
+from loopwm.records.command import above_zero, at_least_zero, positive
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json
 from loopwm.records.template import ContextKind
@@ -160,25 +161,3 @@ def _endpoint(model: str, options: ModelOptions, shots: Shots) -> Predictor:
     )
     endpoint = Endpoint(address, cache, options.concurrency or 8, options.request_timeout or 120, parameters)
     return EndpointPredictor(endpoint, shots)
-
-
-def positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number >= 1, got {text!r}")
-    return int(text)
-
-
-def at_least_zero(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"must be a whole number >= 0, got {text!r}")
-    return int(text)
-
-
-def above_zero(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number > 0, got {text!r}")
-    return value

@@ -16,8 +16,7 @@ from typing import Any
 from datasets import Dataset
 
 import loopwm
-from eval.models.fewshot import END as MARK
-from eval.models.fewshot import ask, load_shots
+from eval.models.fewshot import Message, ask, load_shots
 from eval.scores.metrics import HEADLINE, score_item
 from eval.scores.suites import load_suite
 from loopwm.records.template import (
@@ -38,6 +37,8 @@ from loopwm.text.model.tokenizer import load_tokenizer
 
 Document = dict[str, Any]
 SHIPPED = Path(loopwm.__file__).parent / "pretrained"
+MARK = "###"
+"""Line after an observation in a prompt that is continued instead of answered."""
 
 
 def load_template(suite: str, context: ContextKind, horizon: int, **_: object) -> dict[str, Dataset]:
@@ -78,8 +79,14 @@ def _template_document(window: Window, context_kind: ContextKind, horizon: int) 
     }
 
 
+def as_text(messages: Sequence[Message]) -> str:
+    """Join the messages for a model without a chat template; the answer ends at a line `###`."""
+    turns = {"user": "{}\nObservation:", "assistant": f" {{}}\n{MARK}\n\n"}
+    return "".join(turns[message["role"]].format(message["content"]) for message in messages)
+
+
 def _questions(windows: Sequence[Window], context_kind: ContextKind, horizon: int) -> list[Document]:
-    """Render windows as `eval.models.fewshot.as_text` does, which base and chat models can continue."""
+    """Render windows as `as_text` does, which base and chat models can continue."""
     return [
         {
             "id": window["id"],

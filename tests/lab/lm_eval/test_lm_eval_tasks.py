@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-from eval.models.fewshot import END as EXAMPLE_END
-from eval.models.fewshot import as_text, load_shots
+from eval.models.fewshot import load_shots
 from eval.scores.metrics import score_item
 from eval.scores.suites import load_suite, suite_names
 from lab.__main__ import main
 from lab.lm_eval import documents
-from lab.lm_eval.documents import read_continuation
+from lab.lm_eval.documents import MARK as EXAMPLE_END
+from lab.lm_eval.documents import as_text, read_continuation
 from loopwm.records.template import CONTEXT_LIMIT, END, render_prompt, window_context
 from loopwm.text.model.checkpoint import load_checkpoint
 from loopwm.text.model.configuration import LoopWMConfig
