@@ -16,7 +16,7 @@ from typing import Any
 from datasets import Dataset
 
 import loopwm
-from eval.models.fewshot import Message, ask, load_shots
+from eval.models.fewshot import ask, load_shots
 from eval.scores.metrics import HEADLINE, score_item
 from eval.scores.suites import load_suite
 from loopwm.records.template import (
@@ -79,14 +79,8 @@ def _template_document(window: Window, context_kind: ContextKind, horizon: int) 
     }
 
 
-def as_text(messages: Sequence[Message]) -> str:
-    """Join the messages for a model without a chat template; the answer ends at a line `###`."""
-    turns = {"user": "{}\nObservation:", "assistant": f" {{}}\n{MARK}\n\n"}
-    return "".join(turns[message["role"]].format(message["content"]) for message in messages)
-
-
 def _questions(windows: Sequence[Window], context_kind: ContextKind, horizon: int) -> list[Document]:
-    """Render windows as `as_text` does, which base and chat models can continue."""
+    """Render windows as questions that base and chat models can continue; an answer ends at a line `###`."""
     return [
         {
             "id": window["id"],
@@ -123,5 +117,5 @@ def score_target(document: Document, results: list[tuple[float, bool]]) -> dict[
 
 
 def read_continuation(text: str) -> str:
-    """Return the answer in a continuation of `as_text`."""
+    """Return the answer in a continuation."""
     return text.split(f"\n{MARK}", 1)[0].strip()
