@@ -14,7 +14,7 @@ train=(scienceworld-{gold,noisy-{expert,mixing,paints,growing},fork,omission,omi
 
 shards() { # NAME OPTIONS.. --episodes FOLDERS..
   if ! [ -e "$data/$1/index.json" ]; then
-    "$python" -m data_prep unpack --out "$data/episodes"
+    "$python" -m lab unpack --out "$data/episodes"
     "$python" -m data_prep tokenize --workers "$(nproc)" --out "$data/$1" "${@:2}"
   fi
 }

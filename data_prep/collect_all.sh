@@ -13,7 +13,7 @@ play() { # COMMAND ENVIRONMENT NAME OPTIONS..
   "$python" -m $command "$1" --workers "$workers" --shard "$shard" --solutions "$out/../solutions" --out "$out/$1-$2" "${@:3}"
 }
 
-"$python" -m data_prep unpack --out "$out"
+"$python" -m lab unpack --out "$out"
 
 collect scienceworld gold --split train --policy gold --episodes-per-task 700
 collect scienceworld dev-gold --split dev --policy gold --episodes-per-task 10

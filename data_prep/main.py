@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from types import ModuleType
 
-from data_prep import collect, import_logs, prepare_logs, tokenize, unpack, windows
+from data_prep import collect, import_logs, prepare_logs, tokenize, windows
 from data_prep.environments.base import SimulatorError
 from loopwm.records.command import command_parser, exit_status
 
@@ -18,7 +18,6 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "collect": (collect, "play a simulator and write episodes"),
     "import": (import_logs, "import logs of your own environment as episodes"),
     "prepare": (prepare_logs, "prepare logs for fine-tuning"),
-    "unpack": (unpack, "unpack the episodes that come with the project"),
     "tokenize": (tokenize, "turn episodes into token shards"),
     "windows": (windows, "cut evaluation windows out of episodes"),
 }

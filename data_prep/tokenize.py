@@ -29,7 +29,7 @@ from tokenizers import Tokenizer
 
 import loopwm
 from data_prep.environments import declared
-from data_prep.environments.facts import Need, TextFacts
+from data_prep.environments.base import Need, TextFacts
 from data_prep.renaming import RenamingError, rename_episode
 from loopwm.records import template as text_format
 from loopwm.records.episodes import Episode, Resets, format_episode, parse_episode, read_episodes

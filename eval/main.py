@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from eval.commands import compare, listing, run, tabulate, validate
+from eval.commands import calibration, compare, listing, run, tabulate, validate
 from eval.pixels import command as pixels
 from loopwm.records.command import command_parser, exit_status
 
@@ -14,6 +14,7 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "validate": (validate, "look through a window file for faults"),
     "compare": (compare, "paired differences of two runs"),
     "table": (tabulate, "several runs side by side"),
+    "calibration": (calibration, "how often predictions of a trust are right"),
     "pixels": (pixels, "measure pixel worlds"),
 }
 

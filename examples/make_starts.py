@@ -2,7 +2,7 @@
 
 python examples/make_starts.py EPISODE_FOLDER loopwm/worlds/data/scienceworld.jsonl.gz --per-task 20
 
-The folder holds what `python -m data_prep unpack` writes, or what was collected.
+The folder holds what `python -m lab unpack` writes, or what was collected.
 """
 
 import argparse

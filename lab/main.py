@@ -23,13 +23,14 @@ from lab.data import (
     stats,
     tokenizer_eval,
     train_tokenizer,
+    unpack,
 )
 from lab.figures import command as figures
 from lab.lm_eval import command as lm_eval_tasks
 from lab.mutants import command as mutants
 from lab.pixels import command as pixels
 from lab.reports import command as report
-from lab.reports import pictures_page, results_page, trust
+from lab.reports import pictures_page, results_page
 from lab.studies import acceptance, fit_gate, plan, rollout
 from lab.studies import command as study
 from loopwm.records.command import command_parser, exit_status
@@ -44,7 +45,6 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "rollout": (rollout, "imagine whole episodes, scored by depth"),
     "pixels": (pixels, "measure one property of a pixel world"),
     "report": (report, "write one page about several runs"),
-    "calibration": (trust, "compare the trust in predictions with how often they are right"),
     "results": (results_page, "keep results of runs and write the page of all of them"),
     "pictures": (pictures_page, "write the page of pictures and claims beside the results page"),
     "figures": (figures, "recompute the figures of README and the results pages"),
@@ -63,6 +63,7 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "cut-suite": (cut_suite, "cut a committed suite out of episodes"),
     "counterfactual": (counterfactual, "cut pairs of windows that differ in one earlier action and in the answer"),
     "pack": (pack, "pack collected episodes or solutions into one small file"),
+    "unpack": (unpack, "unpack the episodes that come with the project"),
     "stats": (stats, "count what episodes hold"),
     "foreign-contexts": (foreign_contexts, "measure how well foreign contexts are recognised"),
     "export-episodes": (export_episodes, "write episodes as a Hugging Face datasets folder"),

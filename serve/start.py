@@ -18,7 +18,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from loopwm.core import ExitRule, name_of, parse_rule
-from loopwm.records.command import Parser
+from loopwm.records.command import Parser, positive
 from loopwm.records.errors import InputError
 from loopwm.records.files import PACKAGED
 from loopwm.records.template import END
@@ -79,8 +79,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=_port, default=8000, help="0 for a free one")
     parser.add_argument("--device", choices=DEVICES, default="auto", help="auto: a GPU if there is one")
-    parser.add_argument("--max-queue", type=_positive, default=limits.max_queue, help="most requests that wait")
-    parser.add_argument("--max-batch", type=_positive, default=limits.max_batch, help="most requests in a batch")
+    parser.add_argument("--max-queue", type=positive, default=limits.max_queue, help="most requests that wait")
+    parser.add_argument("--max-batch", type=positive, default=limits.max_batch, help="most requests in a batch")
     parser.add_argument("--depth", type=_depth, metavar="LOOPS|RULE", help=DEPTH_HELP)
     parser.add_argument("--api-keys", type=Path, metavar="FILE", help=KEYS_HELP)
     parser.add_argument("--grace", type=float, default=10.0, help="seconds for running requests to finish on shutdown")
@@ -89,17 +89,11 @@ def build_parser() -> argparse.ArgumentParser:
     worlds = WorldLimits()
     parser.add_argument("--world-ttl", type=float, default=worlds.ttl, help="seconds until an unused world expires")
     parser.add_argument("--worlds-file", type=Path, metavar="FILE", help="SQLite file that keeps worlds over restarts")
-    parser.add_argument("--max-worlds", type=_positive, default=worlds.max_worlds, help="most worlds per key")
-    parser.add_argument("--cache-bytes", type=_positive, default=limits.cache_bytes, help="memory budget of KV caches")
+    parser.add_argument("--max-worlds", type=positive, default=worlds.max_worlds, help="most worlds per key")
+    parser.add_argument("--cache-bytes", type=positive, default=limits.cache_bytes, help="memory budget of KV caches")
     parser.add_argument("--allowed-hosts", nargs="+", default=[], metavar="NAME", help=HOSTS_HELP)
     parser.add_argument("--access-log", choices=("off", "plain", "json"), default="plain", help="on standard error")
     return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
-    return int(text)
 
 
 def _depth(text: str) -> ExitRule:

@@ -18,8 +18,7 @@ from data_prep.__main__ import main as data_prep_main
 from data_prep.environments import ENVIRONMENTS, declared, family_of, find_environments, registered_environments
 from eval.__main__ import main as eval_main
 from eval.models.checkpoint import read_depth
-from eval.scores.entities import names_of
-from eval.scores.metrics import METRICS, Metric
+from eval.scores.metrics import METRICS, Metric, names_of
 from loopwm.core import RULES, format_rule, make_rule, numbers_of
 from serve.http import bodies
 

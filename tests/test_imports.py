@@ -27,13 +27,13 @@ MAY_IMPORT = {
         *("loopwm.text", "loopwm.pixel", "loopwm.trainer", "loopwm.core", "loopwm.records", "loopwm.runtime"),
     ),
     "loopwm.pretrained": ("loopwm.text",),
-    "data_prep": ("loopwm.records", "loopwm.worlds.spaces"),
+    "data_prep": ("loopwm.records",),
     "eval.scores": ("loopwm.records", "data_prep.environments"),  # what an environment says of itself
     "eval.models": (
         *("eval.scores", "loopwm.worlds", "loopwm.text", "loopwm.core", "loopwm.records", "loopwm.runtime"),
     ),
     "eval.commands": ("eval.models", "eval.scores", "loopwm.worlds", "loopwm.records"),
-    "eval.pixels": ("eval.models", "eval.scores", "loopwm.pixel", "loopwm.records", "loopwm.training.real_world"),
+    "eval.pixels": ("eval.models", "eval.scores", "loopwm.pixel", "loopwm.records"),
     "eval": ("loopwm.records",),
     "serve.engine": (
         *("loopwm.text.model", "loopwm.text.world_batch", "loopwm.text.drafts", "loopwm.core", "loopwm.runtime"),
@@ -44,7 +44,7 @@ MAY_IMPORT = {
         "loopwm.worlds.protocol",
     ),
     "serve.http": ("serve.generation", "serve.worlds", "serve.playground", "loopwm.records"),
-    "serve.pixels": ("loopwm.pixel", "loopwm.records", "loopwm.training.real_world"),
+    "serve.pixels": ("loopwm.pixel", "loopwm.records"),
     "serve": ("loopwm.worlds", "loopwm.text", "loopwm.core", "loopwm.records", "loopwm.runtime"),
     "lab": ("loopwm", "data_prep", "eval", "serve"),  # and nothing imports it
 }
@@ -55,7 +55,6 @@ WITHOUT = {
     "loopwm.records.template": ("numpy",),
     "loopwm.worlds.protocol": ("torch", "transformers", "tokenizers"),
     "loopwm.worlds.http": ("torch", "transformers", "tokenizers"),
-    "loopwm.worlds.spaces": ("torch", "transformers", "tokenizers"),
     "loopwm.worlds.gym": ("torch", "transformers", "tokenizers"),
     "loopwm.worlds.openenv": ("torch", "transformers", "tokenizers"),
     "loopwm.core": ("transformers", "tokenizers"),
@@ -140,7 +139,7 @@ def test_imports_point_one_way_and_one_file_loops_the_block():
     ("module", "source"),
     [
         ("loopwm.trainer.trainer", "import eval.scores.metrics"),
-        ("loopwm.training.real_world", "def f():\n    from data_prep.environments.pixels import by_name"),
+        ("loopwm.pixel.gym", "def f():\n    from data_prep.environments.pixels import by_name"),
         ("loopwm.trainer.trainer", "from loopwm.text.model import modeling"),
         ("loopwm.core.looped", "from loopwm.records import template"),
         ("loopwm.core.kv_cache", "def f():\n    import transformers"),
@@ -158,7 +157,7 @@ def test_imports_point_one_way_and_one_file_loops_the_block():
         ("eval.pixels.playing", "def f():\n    import lab.pixels.calibration"),
         ("loopwm.text.world", "from lab.studies import planner"),
         ("serve.start", "from lab import main"),
-        ("eval.scores.entities", "from data_prep.windows import cut_window"),
+        ("eval.scores.metrics", "from data_prep.windows import cut_window"),
         ("serve.http.app", "from eval.scores import metrics"),
         ("serve.http.app", "from . import worlds"),
         ("serve.engine.batch", "from serve.generation import service"),
@@ -183,7 +182,7 @@ def test_an_offence_is_found(module, source):
             "lab.studies.study_protocol",
             "from loopwm.trainer import trainer\nfrom loopwm.text.training.config import load_config",
         ),
-        ("eval.scores.entities", "from data_prep.environments import declared"),
+        ("eval.scores.metrics", "from data_prep.environments import declared"),
         ("eval.__main__", "from eval.commands import run\nfrom eval import pixels"),
         ("serve.worlds.sessions", "from loopwm.text import world\nfrom serve.engine.forward import ForwardGenerator"),
     ],

@@ -2,13 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import ClassVar, Protocol
 
-from data_prep.environments.facts import TextFacts
 from loopwm.records.episodes import Step
 from loopwm.records.names import Names
+
+
+@dataclass(frozen=True)
+class Need:
+    """Part text[start:end], determined if one of `facts` is known."""
+
+    start: int
+    end: int
+    facts: frozenset[str]
+
+
+@dataclass(frozen=True)
+class TextFacts:
+    """Facts that a text shows, and its parts that need some, to tell targets that no earlier text determines.
+
+    A fact is any string, such as the name of a place whose contents a text lists. A part of a text needs facts if only
+    a reader who knows one of them can predict it; a fact is known once a text that shows it was read.
+    """
+
+    shows: frozenset[str] = frozenset()
+    needs: tuple[Need, ...] = ()
+
+
+def needs_of_characters(facts: Iterable[frozenset[str]]) -> tuple[Need, ...]:
+    """Return the needs of the longest runs of characters with equal facts; characters without facts have none."""
+    needs, start = [], 0
+    for known_by, run in groupby(facts):
+        end = start + len(list(run))
+        if known_by:
+            needs.append(Need(start, end, known_by))
+        start = end
+    return tuple(needs)
 
 
 class SimulatorError(RuntimeError):
@@ -48,11 +81,6 @@ class Declared:
             inventory: the step's recorded `inventory`.
         """
         return ()
-
-    @staticmethod
-    def unreadable_line(hidden_state: str) -> str | None:
-        """Return the first line of a hidden state that is invalid. By default, any text but an empty one is valid."""
-        return None
 
     @staticmethod
     def facts(texts: Sequence[str]) -> list[TextFacts]:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from eval.models.base import Metered, Predictor
+from eval.models.base import Metered, Predictor, Trained
 from eval.scores.intervals import INTERVALS
 from eval.scores.metrics import METRICS_VERSION
 from eval.scores.predictions import Key, Prediction, PredictionFolder, Record, Refusals
@@ -70,6 +70,8 @@ def evaluate(
     scored = _not_refused(windows, refused)
     results = make_results(spec, scored, refused, settings, records, seen_table)
     results["provenance"]["commits"] = folder.commits()
+    if isinstance(predictor, Trained):
+        results["foreign"] = predictor.count_foreign(scored, settings.context)
     if isinstance(predictor, Metered):
         usage = predictor.usage(scored, settings.context, settings.horizons)
         results["provenance"]["usage"] = dict(usage)

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from eval.commands.harness import RunSettings, evaluate, sample_windows
 from eval.models.base import Trained
-from eval.models.options import ModelOptions, add_model_arguments, make_predictor, positive
+from eval.models.options import ModelOptions, add_model_arguments, make_predictor
 from eval.scores.seen import find_seen, seen_by_checkpoint
 from eval.scores.suites import load_suite
 from eval.scores.tables import UNKNOWN, describe_windows, render_comparison_table
+from loopwm.records.command import positive
 from loopwm.records.template import CONTEXT_KINDS
 
 EXAMPLE = "python -m eval run --model copy --suite scienceworld-500 --context observed --out runs/eval/copy"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from eval.scores.predictions import Prediction
-from loopwm.records.template import ContextKind
+from loopwm.records.template import ContextKind, window_context
 from loopwm.records.training_episodes import TrainingEpisodes
 from loopwm.records.windows import Window
 
@@ -40,6 +40,10 @@ class Trained(Protocol):
     @property
     def training_episodes(self) -> TrainingEpisodes | None: ...
 
+    def count_foreign(self, windows: Sequence[Window], context_kind: ContextKind) -> int:
+        """Count the windows that are worded unlike every training episode."""
+        ...
+
 
 @runtime_checkable
 class Metered(Protocol):
@@ -48,3 +52,18 @@ class Metered(Protocol):
     def usage(self, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]) -> Mapping[str, int]:
         """Return the cost of all predictions of a run, including those before an interruption."""
         ...
+
+
+class Copy:
+    """Repeat the last observation at every horizon."""
+
+    @property
+    def identity(self) -> Mapping[str, str | int]:
+        return {}
+
+    def predict(
+        self, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]
+    ) -> list[Prediction]:
+        contexts = [window_context(window, context_kind) for window in windows]
+        last = [context.history[-1].observation if context.history else context.observation for context in contexts]
+        return [Prediction(dict.fromkeys(horizons, text)) for text in last]

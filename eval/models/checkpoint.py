@@ -62,6 +62,10 @@ class CheckpointPredictor:
         """Return the windows' worlds as one batch."""
         return self.world_model.encode([window_context(window, context_kind) for window in windows], self.depth)
 
+    def count_foreign(self, windows: Sequence[Window], context_kind: ContextKind) -> int:
+        contexts = [window_context(window, context_kind) for window in windows]
+        return sum(self.world_model.is_foreign(context.goal, context.observation) for context in contexts)
+
     def predict(
         self, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]
     ) -> list[Prediction]:

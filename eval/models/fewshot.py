@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
-from eval.scores.entities import DATA
+from eval.scores.metrics import DATA
 from eval.scores.suites import load_suite
 from loopwm.records.episodes import TRAIN_SPLITS
 from loopwm.records.errors import InputError
@@ -27,9 +27,6 @@ INSTRUCTION = """\
 You simulate a text game. You are given the goal of the player, what is known of the world, what happened so far, and \
 the actions that the player takes next. Observations marked (not shown) happened but are not given. Reply with the \
 observation that the game prints after the last action: that text alone, as the game would print it."""
-
-END = "###"
-"""Line after an observation in a prompt that is continued instead of answered."""
 
 
 class Message(TypedDict):
@@ -112,9 +109,3 @@ def ask(context: Context, actions: Sequence[str]) -> str:
     for action in actions[:-1]:
         parts += [f"Action: {action.strip()}", "Observation: (not shown)"]
     return "\n".join([*parts, f"Action: {actions[-1].strip()}"])
-
-
-def as_text(messages: Sequence[Message]) -> str:
-    """Join the messages for a model without a chat template; the answer ends at a line `###`."""
-    turns = {"user": "{}\nObservation:", "assistant": f" {{}}\n{END}\n\n"}
-    return "".join(turns[message["role"]].format(message["content"]) for message in messages)

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from eval.models.base import Predictor
-from eval.models.copy_last import Copy
+from eval.models.base import Copy, Predictor
 from eval.models.fewshot import DEFAULT_SHOTS, Shots, load_shots
 from eval.models.retrieve import load_retrieve
 from eval.models.retrieve_names import load_retrieve_names
 from eval.models.track import load_track
+from loopwm.records.command import above_zero, at_least_zero, positive
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json
 from loopwm.records.template import ContextKind
@@ -149,8 +149,7 @@ def _kind(model: str) -> str:
 
 
 def _endpoint(model: str, options: ModelOptions, shots: Shots) -> Predictor:
-    from eval.models.endpoint import DEFAULT_MAX_TOKENS, Address, Endpoint, Parameters, ReplyCache
-    from eval.models.prompted import EndpointPredictor
+    from eval.models.endpoint import DEFAULT_MAX_TOKENS, Address, Endpoint, EndpointPredictor, Parameters, ReplyCache
 
     address = Address.parse(model, "--model")
     cache = ReplyCache(options.reply_cache or DEFAULT_CACHE)
@@ -162,25 +161,3 @@ def _endpoint(model: str, options: ModelOptions, shots: Shots) -> Predictor:
     )
     endpoint = Endpoint(address, cache, options.concurrency or 8, options.request_timeout or 120, parameters)
     return EndpointPredictor(endpoint, shots)
-
-
-def positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number >= 1, got {text!r}")
-    return int(text)
-
-
-def at_least_zero(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"must be a whole number >= 0, got {text!r}")
-    return int(text)
-
-
-def above_zero(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number > 0, got {text!r}")
-    return value

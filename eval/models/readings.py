@@ -18,8 +18,7 @@ from itertools import accumulate, islice
 
 import numpy as np
 
-from eval.models.retrieve import Index, Question, Steps
-from eval.models.train_episodes import TrainEpisode, verb
+from eval.models.retrieve import Index, Question, Steps, TrainEpisode, verb
 
 AT_MOST = 12
 """Most readings of a place that are compared."""

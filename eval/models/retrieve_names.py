@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from eval.models.alignment import Scene, rename, renaming
 from eval.models.readings import ReadingIndex, continue_in_view
-from eval.models.retrieve import Index, Place, Question, Retrieval, read_episodes_for
-from eval.models.train_episodes import TrainEpisode, verb
-from eval.scores.entities import names_of
+from eval.models.retrieve import Index, Place, Question, Retrieval, TrainEpisode, read_episodes_for, verb
+from eval.scores.metrics import names_of
 from loopwm.records.windows import Window
 
 EARLIER_STEPS = 8

@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from eval.models.options import positive
+from loopwm.records.command import positive
 from loopwm.records.files import write_json
 
 EXAMPLE = "python -m eval pixels play --run runs/agent --out runs/agent/play.json"

@@ -19,11 +19,11 @@ from loopwm.pixel.agents.agent_trainer import LEARNER
 from loopwm.pixel.agents.config import AgentConfig, agent_config
 from loopwm.pixel.agents.learner import Learner
 from loopwm.pixel.checkpoint import load_checkpoint
+from loopwm.pixel.gym import real_environments
 from loopwm.pixel.imagined import EnvState, FrameWorld, Policy, RandomPolicy, rollout
 from loopwm.pixel.registry import LEARNERS, named
 from loopwm.records.errors import InputError
 from loopwm.records.frames import FrameSpace
-from loopwm.training.real_world import real_environments
 
 ACHIEVEMENTS, METRIC = "achievements", "metric"
 """Keys of episode infos: achievements reached, and the environment's own metric."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,11 +41,6 @@ def resampled_means(values: Values) -> Values:
 def interval95(values: Values) -> Values:
     """Return percentile bounds of the columns' means, one row a game. values: (n, metrics), n >= 1; (2, metrics)."""
     return np.percentile(resampled_means(values), [2.5, 97.5], axis=0)
-
-
-def estimate(values: Values) -> dict[str, Any]:
-    """Return mean and bounds of one value a game, as results hold them. values: (n,), n >= 1."""
-    return {"mean": float(values.mean()), "ci95": interval95(values[:, None])[:, 0].tolist()}
 
 
 def by_game(values: Values, games: Games) -> tuple[Values, Values]:

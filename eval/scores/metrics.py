@@ -3,7 +3,7 @@
 EM                 equal after NFKC, white space squeezed and stripped.
 Token F1           SQuAD 1.1: lower case, no punctuation, no articles; F1 of the bags of words. Both empty: 1.
 BLEU-4             sacrebleu sentence BLEU, tokenizer 13a, effective order, no smoothing. Both empty: 1.
-Entity R / P / F1  of the set of names (eval/scores/entities.py) in the prediction against that in the reference.
+Entity R / P / F1  of the set of names (`names_of`) in the prediction against that in the reference.
                    Both empty: 1; only one of them empty: 0. The papers' "Entity" behaves like recall.
                    NaN in environments whose names are not known; there nothing is answerable.
 changed            the reference differs from the last observation of the history, which `copy` repeats (not EM).
@@ -20,11 +20,25 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from pathlib import Path
 
 from sacrebleu.metrics import BLEU
 
-from eval.scores.entities import names_of
+from data_prep.environments import declared
+from loopwm.records.names import Names
 from loopwm.records.template import Context
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+def names_of(env: str) -> Names | None:
+    """Return names of an environment's things, the basis of the entity metrics and the answerable rule.
+
+    Environments declare them (`data_prep/environments/base.py:Declared`). One that does not, None, has no entity
+    metrics.
+    """
+    return declared(env).names
+
 
 METRICS_VERSION = "metrics-v1"
 

@@ -8,7 +8,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from eval.scores.entities import DATA
+from eval.scores.metrics import DATA
 from eval.scores.suites import Suite
 from loopwm.records.errors import InputError
 from loopwm.records.training_episodes import TrainingEpisodes, digest

@@ -33,10 +33,11 @@ def render_report(results: Mapping[str, Any]) -> str:
 
 
 def describe_windows(results: Mapping[str, Any]) -> str:
-    """Return the numbers of windows scored and refused."""
-    counts = results["windows"]
+    """Return the numbers of windows scored and refused, and of those that are foreign to the checkpoint."""
+    counts, foreign = results["windows"], results.get("foreign")
     scored = f"{counts['scored']} of {counts['asked']} windows scored"
-    return f"{scored}, {counts['refused']} refused under `{results['context']}`."
+    warning = f" {foreign} are worded unlike every training episode: expect wrong answers." if foreign else ""
+    return f"{scored}, {counts['refused']} refused under `{results['context']}`.{warning}"
 
 
 def _headline(results: Mapping[str, Any], overall: Sequence[Mapping[str, Any]]) -> str:

@@ -17,10 +17,12 @@ from typing import Protocol
 import numpy as np
 
 from eval.models.fewshot import Message
-from loopwm.records.episodes import FULL_SCORE, TRAIN_SPLITS, Episode
+from loopwm.records.episodes import TRAIN_SPLITS, Episode
 from loopwm.records.errors import InputError
 from loopwm.records.files import sha256
 from loopwm.records.template import Context, Transition
+
+FULL_SCORE = 100
 
 EXPERTS = ("gold", "expert")
 RECALLED_ACTIONS = 6

@@ -26,9 +26,8 @@ from eval.models.options import (
     ModelOptions,
     add_model_arguments,
     make_predictor,
-    positive,
 )
-from eval.scores.intervals import RESAMPLES, Values, estimate, resampled_means
+from eval.scores.intervals import RESAMPLES, Values, resampled_means
 from eval.scores.metrics import METRICS_VERSION, exact_match, token_f1
 from eval.scores.predictions import PredictionFolder
 from eval.scores.rows import OVERALL
@@ -47,6 +46,8 @@ from lab.agents.play import (
     won_as_imagined,
 )
 from lab.agents.real_world import Game, RealWorld
+from lab.estimates import estimate
+from loopwm.records.command import positive
 from loopwm.records.episodes import Episode, recorded_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.files import write_atomic, write_json

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from eval.scores.predictions import drop_torn_line
-from lab.agents.agents import Agent
+from lab.agents.agents import FULL_SCORE, Agent
 from lab.agents.real_world import Game, RealWorld
-from loopwm.records.episodes import FULL_SCORE
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json_lines
 from loopwm.records.template import Context, ContextKind

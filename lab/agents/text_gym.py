@@ -8,7 +8,7 @@ import gymnasium
 
 from data_prep.environments import ENVIRONMENTS, make_environment
 from loopwm.records.episodes import Step
-from loopwm.worlds.spaces import MAX_ACTION, MAX_OBSERVATION, AnyText
+from loopwm.worlds.gym import MAX_ACTION, MAX_OBSERVATION, AnyText
 
 
 class TextEnv(gymnasium.Env[str, str]):

@@ -18,8 +18,7 @@ from loopwm.text.model.modeling import LoopWMForCausalLM
 from loopwm.text.model.tokenizer import load_tokenizer
 from loopwm.text.training.config import load_config
 from loopwm.text.training.program import model_config
-from loopwm.trainer.muon import Muon
-from loopwm.trainer.optimizer import build_optimizers
+from loopwm.trainer.optimizer import Muon, build_optimizers
 
 REPEATS = 3
 

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eval.models.fewshot import ask
-from eval.models.options import positive
-from eval.models.train_episodes import verb
+from eval.models.retrieve import verb
 from eval.scores.suites import load_suite
 from lab.data.gzip_bytes import pack_gzip
+from loopwm.records.command import positive
 from loopwm.records.episodes import TRAIN_SPLITS
 from loopwm.records.errors import InputError
 from loopwm.records.files import write_atomic

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eval.models.train_episodes import TrainEpisode, read_train_episodes
+from eval.models.retrieve import TrainEpisode, read_train_episodes
 from eval.scores.seen import Seen, environment_of, table_path
 from eval.scores.suites import Suite, load_suite
 from lab.data.gzip_bytes import pack_gzip

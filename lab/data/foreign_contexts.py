@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from eval.commands.calibration import auroc
 from eval.scores.suites import load_suite
-from lab.reports.calibration import auroc
 from loopwm.records.errors import InputError
 from loopwm.records.files import PACKAGED, read_json_lines
 from loopwm.text.model.configuration import LoopWMConfig

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from data_prep.collect import FAILED
 from data_prep.plan import PLAN
 from data_prep.solutions import packed_solutions, read_solution
-from data_prep.unpack import EPISODES, SUFFIX, members
+from lab.data.unpack import EPISODES, SUFFIX, members
 from loopwm.records.errors import InputError
 from loopwm.records.files import atomic_write, write_lines
 

@@ -23,7 +23,8 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from data_prep.environments import declared, family_of
+from data_prep.environments import family_of
+from lab.data.hidden_lines import unreadable_line
 from loopwm.records.episodes import Episode, read_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.files import line_files
@@ -122,7 +123,7 @@ def _fault(episode: Episode, step: int) -> str | None:
     hidden = episode.hidden_state_at(step) or ""
     if not hidden.strip():
         return "empty"
-    line = declared(episode.env).unreadable_line(hidden)
+    line = unreadable_line(episode.env, hidden)
     return None if line is None else f"not a line of one: {line[:60]!r}"
 
 

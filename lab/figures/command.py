@@ -18,8 +18,8 @@ from typing import Any
 
 from data_prep.solutions import PACKED
 from data_prep.tokenize import TOKENIZER_FILE
-from data_prep.unpack import EPISODES, SUFFIX, members
 from lab.data.stats import COLUMNS, count_groups, token_counter
+from lab.data.unpack import EPISODES, SUFFIX, members
 from lab.figures.marks import NUMBER, Figure, Page
 from lab.figures.predictions import FOLDER, Rescored, keep
 from lab.figures.predictions import SUFFIX as PREDICTIONS

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from eval.commands.calibration import Calibration, calibrate
 from eval.models.base import STRONGEST_BASELINES
 from eval.models.checkpoint import checkpoint_hash
 from eval.scores.intervals import paired_difference
@@ -28,7 +29,6 @@ from eval.scores.rows import OVERALL, Item
 from eval.scores.suites import suite_names
 from lab.figures.predictions import FOLDER, PREVIOUS, SUFFIX, Rescored, exact_matches
 from lab.figures.studies import Copy, Difference, Percent, Study
-from lab.reports.calibration import Calibration, calibrate
 from lab.reports.error_kinds import error_kind
 from lab.reports.papers import printed
 from lab.reports.results_page import SHIPPED_NAME, SUITE_TITLES

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from eval.commands.run import ascending
 from eval.models.fewshot import DEFAULT_SHOTS, INSTRUCTION, load_shots
-from eval.models.options import at_least_zero
 from eval.scores.metrics import HEADLINE
 from eval.scores.suites import Suite, load_suite, suite_names
+from loopwm.records.command import at_least_zero
 from loopwm.records.errors import InputError
 from loopwm.records.files import publish
 from loopwm.records.template import CONTEXT_KINDS, ContextKind

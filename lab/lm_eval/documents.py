@@ -16,7 +16,6 @@ from typing import Any
 from datasets import Dataset
 
 import loopwm
-from eval.models.fewshot import END as MARK
 from eval.models.fewshot import ask, load_shots
 from eval.scores.metrics import HEADLINE, score_item
 from eval.scores.suites import load_suite
@@ -38,6 +37,8 @@ from loopwm.text.model.tokenizer import load_tokenizer
 
 Document = dict[str, Any]
 SHIPPED = Path(loopwm.__file__).parent / "pretrained"
+MARK = "###"
+"""Line after an observation in a prompt that is continued instead of answered."""
 
 
 def load_template(suite: str, context: ContextKind, horizon: int, **_: object) -> dict[str, Dataset]:
@@ -79,7 +80,7 @@ def _template_document(window: Window, context_kind: ContextKind, horizon: int) 
 
 
 def _questions(windows: Sequence[Window], context_kind: ContextKind, horizon: int) -> list[Document]:
-    """Render windows as `eval.models.fewshot.as_text` does, which base and chat models can continue."""
+    """Render windows as questions that base and chat models can continue; an answer ends at a line `###`."""
     return [
         {
             "id": window["id"],
@@ -116,5 +117,5 @@ def score_target(document: Document, results: list[tuple[float, bool]]) -> dict[
 
 
 def read_continuation(text: str) -> str:
-    """Return the answer in a continuation of `as_text`."""
+    """Return the answer in a continuation."""
     return text.split(f"\n{MARK}", 1)[0].strip()

@@ -13,8 +13,8 @@ import argparse
 import json
 from pathlib import Path
 
-from eval.models.options import positive
 from lab.pixels.picture_tasks import Tasks, add_pictures, add_task, write_rows, yaml_section
+from loopwm.records.command import positive
 from loopwm.records.files import write_json
 
 EXAMPLE = "python -m lab pixels accuracy --out runs/studies/twisted-accuracy"

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eval.scores.intervals import interval95
+from loopwm.pixel.gym import real_environment
 from loopwm.records.errors import InputError
-from loopwm.training.real_world import real_environment
 
 LEFT, RIGHT, FORWARD, STAY = 0, 1, 2, 6
 """Actions of MiniGrid."""

@@ -15,9 +15,8 @@ from torch.nn import functional as F
 from lab.pixels.mamba import Mamba
 from loopwm.core import AttentionInputs, DepthPlan, LoopedCore, causal_attention
 from loopwm.core.injection import identity_
-from loopwm.pixel.dynamics import Depth
+from loopwm.pixel.dynamics import Depth, Rotary1D
 from loopwm.pixel.edeline.memory import Memory, MemoryConfig
-from loopwm.pixel.positions import Rotary1D
 
 CARRIED = 3.0
 """Initial weight of the carried state against the new frame; with 1 the model forgets before it learns to remember."""

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from loopwm.pixel.agents.agent_trainer import AgentTrainer, in_unit
 from loopwm.pixel.agents.config import AgentConfig, agent_config
 from loopwm.pixel.agents.learner import Dream, Numbers
+from loopwm.pixel.gym import real_environments
 from loopwm.records.config import read_sections
 from loopwm.records.frames import FrameSpace
-from loopwm.training.real_world import real_environments
 
 Array = NDArray[Any]
 

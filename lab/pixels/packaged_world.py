@@ -16,12 +16,12 @@ from gymnasium.vector import VectorEnv
 from eval.pixels.playing import load_agent, read_config
 from lab.pixels.open_loop import means, open_loop_rollouts
 from loopwm.pixel.checkpoint import load_checkpoint, save_checkpoint
+from loopwm.pixel.gym import real_environments
 from loopwm.pixel.imagined import EnvState, FrameWorld, Policy, RandomPolicy, rollout
 from loopwm.pixel.replay import Replay
 from loopwm.records.errors import InputError
 from loopwm.records.files import write_json
 from loopwm.records.frames import FrameSpace, write_episode
-from loopwm.training.real_world import real_environments
 
 STEPS = 400
 """Steps of each real environment that rollouts start in."""

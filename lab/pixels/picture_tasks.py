@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import yaml
 
-from eval.models.options import positive
+from loopwm.records.command import positive
 from loopwm.records.files import write_json
 
 Work = Callable[[argparse.Namespace], None]

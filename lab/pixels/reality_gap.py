@@ -16,11 +16,11 @@ from tqdm import tqdm
 
 from eval.pixels.playing import STEPS, load_agent, read_config
 from eval.scores.intervals import interval95
+from loopwm.pixel.gym import real_environments
 from loopwm.pixel.imagined import EnvState, FrameWorld, ImaginedVectorEnv, Policy, RandomPolicy, rollout
 from loopwm.pixel.replay import Replay, Segments
 from loopwm.records.errors import InputError
 from loopwm.records.frames import FrameSpace
-from loopwm.training.real_world import real_environments
 
 REPLAYED = 4 * STEPS
 """Steps of each environment by the agent, at most: rollouts start from places of this play."""

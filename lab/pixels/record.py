@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eval.pixels.playing import load_agent, read_config
+from loopwm.pixel.gym import real_environments
 from loopwm.pixel.imagined import EnvState, rollout
 from loopwm.records.frames import FrameEpisode
-from loopwm.training.real_world import real_environments
 
 
 def record_episode(folder: Path, steps: int, seed: int) -> FrameEpisode:

@@ -11,10 +11,10 @@ import torch
 from eval.pixels.playing import load_agent, read_config
 from lab.pixels.open_loop import means, open_loop_rollouts
 from lab.pixels.reality_gap import REPLAYED
+from loopwm.pixel.gym import real_environments
 from loopwm.pixel.imagined import EnvState, rollout
 from loopwm.pixel.replay import Replay
 from loopwm.records.errors import InputError
-from loopwm.training.real_world import real_environments
 
 
 def measure(folder: Path, count: int, steps: int, seed: int) -> dict[str, Any]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from eval.scores.entities import names_of
-from eval.scores.metrics import normalize
+from eval.scores.metrics import names_of, normalize
 from loopwm.records.refusals import is_refused, squeezed_lines
 
 ErrorKind = Literal["refusal", "reading", "state", "repetition", "name", "list", "other"]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from eval.commands.harness import RunSettings
 from eval.commands.run import ascending
-from eval.models.options import positive
 from eval.scores.suites import load_suite
+from loopwm.records.command import positive
 from loopwm.records.template import CONTEXT_KINDS
 
 EXAMPLE = "python -m lab study looping --out runs/studies/looping --workers 2"

@@ -34,7 +34,7 @@ from loopwm.text.model.checkpoint import load_checkpoint
 from loopwm.text.model.configuration import LoopWMConfig
 from loopwm.text.model.modeling import LoopWMForCausalLM
 from loopwm.text.training.config import load_config
-from loopwm.text.training.forward import one_pass_mask
+from loopwm.text.training.loss import one_pass_mask
 from loopwm.text.training.program import TextProgram, export_model
 
 EXAMPLE = (
@@ -81,11 +81,13 @@ def with_gate(model: LoopWMForCausalLM) -> tuple[LoopWMForCausalLM, ExitGate]:
 def decisions(model: LoopWMForCausalLM, batch: TreeBatch, limit: int) -> tuple[Decisions, Decisions]:
     """Return the decisions of a batch's decoded tokens, and those of its transitions."""
     mask = one_pass_mask(model.config, batch)
-    states = model.model.trajectory(batch.tokens, mask, batch.positions, limit)
+    depths = range(1, limit + 1)
+    outs = [model.model(batch.tokens, mask, batch.positions, use_cache=False, depth=depth) for depth in depths]
+    states = [out.state for out in outs]
     wanted = batch.label != IGNORED
     losses = []
-    for state in states:
-        logits = model.lm_head(model.model.read_out(state, batch.tokens, mask, batch.positions)[wanted])
+    for out in outs:
+        logits = model.lm_head(out.last_hidden_state[wanted])
         losses.append(F.cross_entropy(logits.float(), batch.label[wanted], reduction="none"))
     loss_NT = torch.stack(losses, dim=1)
     tokens = Decisions(torch.stack([state[wanted] for state in states], dim=1), loss_NT)

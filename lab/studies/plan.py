@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from eval.models.options import above_zero, positive
+from loopwm.records.command import above_zero, positive
 
 EXAMPLE = (
     "python -m lab plan --train-episodes data/episodes/scienceworld-train-gold --split dev --episodes 11 --seed 1 "

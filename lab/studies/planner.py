@@ -34,12 +34,12 @@ import torch
 from tqdm import tqdm
 
 from eval.models.checkpoint import CheckpointPredictor
-from eval.scores.intervals import estimate
 from eval.scores.predictions import PredictionFolder
 from eval.scores.tables import table
 from lab.agents.agents import REFUSALS, Recalled, RetrievalAgent, is_refusal
 from lab.agents.play import PLAYS, play_real, read_plays, won
 from lab.agents.real_world import Game, RealWorld
+from lab.estimates import estimate
 from loopwm.records.episodes import recorded_episodes
 from loopwm.records.files import write_atomic, write_json
 from loopwm.records.provenance import provenance

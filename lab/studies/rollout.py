@@ -22,13 +22,14 @@ from tqdm import tqdm
 
 from eval.commands.harness import recorded_prediction, window_records
 from eval.models.base import Predictor
-from eval.models.options import ModelOptions, add_model_arguments, make_predictor, positive
+from eval.models.options import ModelOptions, add_model_arguments, make_predictor
 from eval.scores.intervals import INTERVALS, paired_difference
 from eval.scores.metrics import METRICS_VERSION
 from eval.scores.predictions import Key, PredictionFolder, Record
 from eval.scores.rows import Item, estimates, score_window, summarize
 from eval.scores.tables import percent, table, with_bounds
 from lab.agents.imagination import fed_back
+from loopwm.records.command import positive
 from loopwm.records.episodes import Episode, recorded_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.files import sha256, write_atomic, write_json

@@ -191,17 +191,6 @@ class LoopedCore(nn.Module):
             h, previous, loops = self._loop_until_exit(h, drive, retention, shared, attend, rule, exit_columns)
         return LoopResult(h, previous, loops)
 
-    def trajectory(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend, limit: int) -> list[Tensor]:
-        """Return h^(1) .. h^(limit), each (B, L, D) float32, of one pass.
-
-        `read_out` of the t-th equals `forward` at depth t.
-        """
-        drive, retention = self._drive(x_BLD, shared, attend)
-        states = [torch.zeros_like(drive, dtype=torch.float32)]
-        for loop in range(self.check(limit).limit):
-            states.append(self._loop(states[-1], drive, retention, shared, attend, loop))
-        return states[1:]
-
     def read_out(self, h_BLD: Tensor, shared: AttentionInputs, attend: Attend, dtype: torch.dtype) -> Tensor:
         """Return coda(C h), (B, L, D) in `dtype` (LoopWM, equation 8)."""
         # The second cast undoes autocast, which may return another dtype than the coda runs in.

@@ -1,4 +1,4 @@
-"""Imagined worlds of frames as Gymnasium environments; torch is imported when one is created.
+"""Imagined worlds of frames, and the simulators of agents, as Gymnasium environments; torch is imported on creation.
 
 import gymnasium, loopwm.pixel.gym  # registers loopwm/Imagined-v0
 
@@ -12,12 +12,36 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
+from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from loopwm.records.config import typed
+from loopwm.records.errors import InputError
+from loopwm.records.frames import FrameSpace
 
 if TYPE_CHECKING:
     from loopwm.pixel.imagined import ImaginedVectorEnv
+
+FRAMES = "data_prep.environments.pixels.registered:loopwm/Frames-v0"
+"""Gymnasium id of all frame simulators, after the module that registers them, which Gymnasium imports."""
+
+
+def real_environments(name: str, count: int) -> tuple[VectorEnv[Any, Any, Any], FrameSpace]:
+    """Build a vector of `count` environments; return it with its frame space.
+
+    Raises InputError for an unknown name or a simulator that is not installed.
+    """
+    try:
+        env: Any = gymnasium.make_vec(FRAMES, num_envs=count, name=name)
+    except InputError as error:
+        raise InputError(f"real.environment: {error}") from error
+    return env, env.envs[0].get_wrapper_attr("space")
+
+
+def real_environment(name: str) -> Any:
+    """Build one Gymnasium environment. Raises InputError as `real_environments`."""
+    return gymnasium.make(FRAMES, name=name)
+
 
 CATCH = Path(__file__).parent / "pretrained/catch"
 """Packaged world of Catch: a checkpoint, and a folder of episodes to start from."""

@@ -163,14 +163,15 @@ def parse_json_lines(lines: Iterable[str], path: Path) -> Iterator[tuple[int, di
             yield number, parse_object(line, f"{path}: line {number}")
 
 
-def parse_object(line: str, where: str) -> dict[str, Any]:
-    """Parse a JSON object. Raises InputError that starts with `where`."""
+def parse_object(line: str, where: str = "") -> dict[str, Any]:
+    """Parse a JSON object. Raises InputError that starts with `where`, if it is not empty."""
+    where = where and f"{where}: "
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
-        raise InputError(f"{where}: not JSON ({error.msg} at column {error.colno})") from error
+        raise InputError(f"{where}not JSON ({error.msg} at column {error.colno})") from error
     if not isinstance(record, dict):
-        raise InputError(f"{where}: expected a JSON object")
+        raise InputError(f"{where}expected a JSON object")
     return record
 
 

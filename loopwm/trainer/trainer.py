@@ -30,7 +30,6 @@ from loopwm.records.run_folder import RunFolder, where_from
 from loopwm.runtime import Precision, compiler_found, faster_precision, product_rate, use_device
 from loopwm.trainer.optimizer import build_optimizers, learning_rate_factor, set_learning_rate
 from loopwm.trainer.program import MicroBatch, Program, SystemConfig
-from loopwm.trainer.throughput import Throughput
 
 Config = TypeVar("Config", bound=SystemConfig)
 
@@ -318,3 +317,41 @@ def _set(weights: Iterable[Tensor], values: Iterable[Tensor]) -> None:
 def _add(sums: dict[str, Tensor], measured: Mapping[str, Tensor]) -> None:
     for name, value in measured.items():
         sums[name] = sums[name] + value if name in sums else value
+
+
+class Throughput:
+    """Tokens and FLOPs of the optimiser steps since the last log, over the time since then by wall clock.
+
+    Building batches, evaluation and saving count.
+    """
+
+    def __init__(self, roof: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """Start the clock.
+
+        Args:
+            roof: FLOPs a second of the matrix products of all processes.
+            clock: seconds.
+        """
+        self._roof = roof
+        self._clock = clock
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget the steps so far."""
+        self._since = self._clock()
+        self._tokens = self._flops = 0.0
+
+    def add(self, tokens: float, flops: float | None) -> dict[str, float]:
+        """Count a step and return the rates to log.
+
+        These are tokens_per_s and, where FLOPs are known, flops_per_token and roof_share, the share of the
+        roof that they reach.
+        """
+        self._tokens += tokens
+        seconds = self._clock() - self._since
+        rates = {"tokens_per_s": self._tokens / seconds}
+        if flops is not None:
+            self._flops += flops
+            rates["flops_per_token"] = self._flops / self._tokens
+            rates["roof_share"] = self._flops / seconds / self._roof
+        return rates

@@ -56,7 +56,7 @@ def _agent(sections: Sections, folder: Path, start_from: Path | None) -> Trainin
         raise InputError("--start-from: of an agent, world.start_from names the checkpoint of its world")
     from loopwm.pixel.agents.agent_trainer import AgentTrainer
     from loopwm.pixel.agents.config import agent_config
-    from loopwm.training.real_world import real_environments
+    from loopwm.pixel.gym import real_environments
 
     config = agent_config(sections)
     env, space = real_environments(config.real.environment, config.real.count)

@@ -24,15 +24,14 @@ from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, ConcurrencyConfig, EnvironmentMetadata, Observation, State
 from pydantic import Field
 
-from loopwm.records.command import Parser
+from loopwm.records.command import Parser, above_zero
 from loopwm.records.errors import InputError
-from loopwm.records.template import CONTEXT_KINDS, LONGEST_OBSERVATION, Context
-from loopwm.worlds.gym import ImaginedTextEnv, read_starts
+from loopwm.records.template import CONTEXT_KINDS, Context
+from loopwm.worlds.gym import MAX_ACTION, ImaginedTextEnv, read_starts
 from loopwm.worlds.http import KEY_VARIABLE, WorldError
 from loopwm.worlds.protocol import Worlds
-from loopwm.worlds.spaces import MAX_ACTION
 from loopwm.worlds.starts import Start
-from loopwm.worlds.vector import kept_worlds, local_worlds
+from loopwm.worlds.vector import make_worlds
 
 SESSION_TIMEOUT = 3600.0
 """Seconds of silence after which a session ends."""
@@ -116,13 +115,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--max-steps", type=int, default=50, help="of an episode (default: 50)")
     parser.add_argument("--sessions", type=int, default=64, help="at once (default: 64)")
     timeout_told = f"seconds that a session may be silent for (default: {SESSION_TIMEOUT:g})"
-    parser.add_argument("--session-timeout", type=_seconds, default=SESSION_TIMEOUT, help=timeout_told)
+    parser.add_argument("--session-timeout", type=above_zero, default=SESSION_TIMEOUT, help=timeout_told)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8001)
     args = parser.parse_args(arguments)
     try:
         starts = read_starts(args.starts, args.context)
-        make = _makes(args.url, args.model)
+        make = make_worlds(args.url, os.environ.get(KEY_VARIABLE), args.model).fresh
     except (InputError, OSError, WorldError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -131,25 +130,9 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above zero")
-    return seconds
-
-
 def packaged() -> Callable[[], Worlds]:
     """Return a factory of worlds of the packaged checkpoint."""
-    return _makes(None, None)
-
-
-def _makes(url: str | None, model: str | None) -> Callable[[], Worlds]:
-    if url is None:
-        return local_worlds(model, LONGEST_OBSERVATION).fresh
-    return kept_worlds(url, os.environ.get(KEY_VARIABLE), model, LONGEST_OBSERVATION).fresh
+    return make_worlds(None, None, None).fresh
 
 
 if __name__ == "__main__":

@@ -79,22 +79,6 @@ class Worlds(Protocol):
     def close(self) -> None: ...
 
 
-class RowWorlds(Protocol):
-    """Worlds of which some can begin anew while the others go on, as vector environments need. Raises as `Worlds`."""
-
-    def begin(self, contexts: Sequence[Context]) -> None:
-        """Start new worlds; earlier ones are dropped."""
-
-    def restart(self, rows: Sequence[int], contexts: Sequence[Context]) -> None:
-        """Replace these rows by new worlds."""
-
-    def step(self, actions: Sequence[str], *, rows: Sequence[int]) -> list[Imagined]:
-        """Step these rows, one action each, and decode their observations."""
-        ...
-
-    def close(self) -> None: ...
-
-
 def longer(context: Context, action: str, observation: str) -> Context:
     """Return the context after one more step."""
     return replace(context, history=(*context.history, Transition(action, observation)))

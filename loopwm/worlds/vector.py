@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from loopwm.records.files import PACKAGED
 from loopwm.records.template import LONGEST_OBSERVATION, ContextKind
-from loopwm.worlds.gym import ImaginedTextEnv, step_info
+from loopwm.worlds.gym import MAX_ACTION, MAX_OBSERVATION, AnyText, ImaginedTextEnv, step_info
 from loopwm.worlds.http import Client, HttpWorlds
-from loopwm.worlds.protocol import Imagined, RowWorlds
-from loopwm.worlds.spaces import MAX_ACTION, MAX_OBSERVATION, AnyText
+from loopwm.worlds.protocol import Imagined
 from loopwm.worlds.starts import SCIENCEWORLD, Start, Starts, read_starts
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ def make_env(
         max_new_tokens: of an observation.
         render_mode: of Gymnasium.
     """
-    worlds = local_worlds(model, max_new_tokens) if url is None else kept_worlds(url, key, model, max_new_tokens)
+    worlds = make_worlds(url, key, model, max_new_tokens)
     return ImaginedTextEnv(worlds, read_starts(starts, context), max_steps, render_mode)
 
 
@@ -63,19 +62,17 @@ def make_vector_env(
 ) -> ImaginedVectorEnv:
     """Make a vector of environments as `make_env` that step together: one request to a service, or one batch."""
     places = read_starts(starts, context)
-    worlds: RowWorlds
-    worlds = local_worlds(model, max_new_tokens) if url is None else kept_worlds(url, key, model, max_new_tokens)
+    worlds = make_worlds(url, key, model, max_new_tokens)
     return ImaginedVectorEnv(worlds, places, num_envs, max_steps)
 
 
-def kept_worlds(url: str, key: str | None, model: str | None, max_new_tokens: int) -> HttpWorlds:
-    """Return worlds in a service; model: its name there, None for the only one."""
-    client = Client(url, key)
-    return HttpWorlds(client, model or client.model(), max_new_tokens)
-
-
-def local_worlds(model: str | None, max_new_tokens: int) -> LocalWorlds:
-    """Return worlds in this process; model: a checkpoint folder, None for the packaged one."""
+def make_worlds(
+    url: str | None, key: str | None, model: str | None, max_new_tokens: int = LONGEST_OBSERVATION
+) -> HttpWorlds | LocalWorlds:
+    """Return worlds in a service, or in this process without a url. url, key, model: as in `make_env`."""
+    if url is not None:
+        client = Client(url, key)
+        return HttpWorlds(client, model or client.model(), max_new_tokens)
     from loopwm.text.world import WorldModel
     from loopwm.worlds.local import LocalWorlds  # imports torch, which clients of a service need not have
 
@@ -90,7 +87,9 @@ class ImaginedVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], NDArray[Any]
 
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012 - the base class declares it so
 
-    def __init__(self, worlds: RowWorlds, starts: Sequence[Start], num_envs: int, max_steps: int) -> None:
+    def __init__(
+        self, worlds: HttpWorlds | LocalWorlds, starts: Sequence[Start], num_envs: int, max_steps: int
+    ) -> None:
         """Build the environments. Raises ValueError for a number that is not above zero."""
         for name, value in (("num_envs", num_envs), ("max_steps", max_steps)):
             if value < 1:

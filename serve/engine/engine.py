@@ -19,8 +19,7 @@ from loopwm.core import KVCache
 from loopwm.runtime import release_memory
 from loopwm.text.model.modeling import LoopWMForCausalLM
 from serve.engine.batch import RunningBatch
-from serve.engine.forward import ForwardGenerator, ModelRunner, run_batch
-from serve.engine.prefill import prefill
+from serve.engine.forward import ForwardGenerator, ModelRunner, prefill, run_batch
 from serve.engine.prefix_cache import PrefixCache
 from serve.engine.requests import Request, RequestContext, WorkItem
 from serve.engine.scheduler import RetryEstimator, Scheduler

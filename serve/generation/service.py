@@ -17,9 +17,8 @@ from serve.engine.engine import DeadlineError as DeadlineError
 from serve.engine.engine import Engine
 from serve.engine.engine import EngineStoppedError as EngineStoppedError
 from serve.engine.engine import QueueFullError as QueueFullError
-from serve.engine.forward import ForwardGenerator
-from serve.engine.prefill import TokenScores as TokenScores
-from serve.engine.prefill import score
+from serve.engine.forward import ForwardGenerator, score
+from serve.engine.forward import TokenScores as TokenScores
 from serve.engine.requests import Request, WorkItem
 from serve.engine.requests import RequestContext as RequestContext
 from serve.engine.sampling import SamplingParams as SamplingParams

@@ -17,8 +17,8 @@ from serve.http import openai as openai_api
 from serve.http import worlds as world_api
 from serve.http.auth import KeyRing
 from serve.http.middleware import Middleware
-from serve.http.openai_replies import Health, Version
 from serve.http.routes import Serving
+from serve.http.schemas import Health, Version
 from serve.worlds.sessions import Sessions
 
 VERSION = version("loopwm")

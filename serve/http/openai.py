@@ -23,7 +23,10 @@ from serve.http.bodies import (
     depth_of,
     read_messages,
 )
-from serve.http.openai_replies import (
+from serve.http.prompt_logprobs import echo_reply
+from serve.http.replies import ChatReply, CompletionReply, respond
+from serve.http.routes import Admitted, Serving
+from serve.http.schemas import (
     ChatCompletion,
     Completion,
     Detokenized,
@@ -32,9 +35,6 @@ from serve.http.openai_replies import (
     Tokens,
     stream_responses,
 )
-from serve.http.prompt_logprobs import echo_reply
-from serve.http.replies import ChatReply, CompletionReply, respond
-from serve.http.routes import Admitted, Serving
 
 router = APIRouter(prefix="/v1")
 tokenizer_router = APIRouter()

@@ -1,20 +1,24 @@
-"""Response bodies in OpenAI's format, whole and in chunks."""
+"""Response bodies in OpenAI's format, whole and in chunks as server-sent events."""
 
 from __future__ import annotations
 
+import json
+import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from statistics import fmean
 from typing import Any, ClassVar
 
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from serve.generation.prompts import Prompt
 from serve.generation.service import Service
 from serve.generation.streams import Scores, TextDelta, TextStream, Token, interleaved, together
+from serve.http import errors
 from serve.http.bodies import CompletionBody, GenerationBody
-from serve.http.sse import event_stream
+
+log = logging.getLogger(__name__)
 
 FOREIGN = "goal and observation are worded unlike all training data: expect wrong answers (cure: loopwm train LOGS)"
 
@@ -245,3 +249,23 @@ async def _chunks(reply: Reply) -> AsyncIterator[Json]:
             yield reply.chunk(index, TextDelta("", ()), reply.streams[index].finish)
         elif delta.text or delta.tokens:
             yield reply.chunk(index, delta)
+
+
+def event_stream(data: AsyncIterator[Json]) -> StreamingResponse:
+    """Return a response of one event per object, then [DONE]."""
+    return StreamingResponse(_lines(data), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+
+async def _lines(data: AsyncIterator[Json]) -> AsyncIterator[str]:
+    try:
+        async for item in data:
+            yield _event(item)
+    except Exception as error:  # the status line has been sent: the error becomes an event
+        if not isinstance(error, errors.EXPECTED):
+            log.exception("a stream failed")
+        yield _event(errors.problem_of(error).envelope())
+    yield "data: [DONE]\n\n"
+
+
+def _event(item: Json) -> str:
+    return f"data: {json.dumps(item)}\n\n"  # ASCII: some clients split lines at U+2028 and U+0085, too

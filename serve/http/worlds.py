@@ -19,11 +19,18 @@ from serve.generation.service import DEFAULT_MAX_TOKENS, RequestContext
 from serve.generation.streams import Finish, TextDelta, together
 from serve.http.bodies import MAX_STEPS, DepthBody, OwnBody, depth_of
 from serve.http.errors import EXPECTED, problem_of
-from serve.http.openai_replies import stream_responses
-from serve.http.replies import FOREIGN
+from serve.http.replies import FOREIGN, event_stream
 from serve.http.routes import Admitted, Owner
-from serve.http.sse import event_stream
-from serve.http.world_replies import ActionsResult, BatchResult, Deleted, PlanResult, StepResult, WorldInfo, WorldList
+from serve.http.schemas import (
+    ActionsResult,
+    BatchResult,
+    Deleted,
+    PlanResult,
+    StepResult,
+    WorldInfo,
+    WorldList,
+    stream_responses,
+)
 from serve.worlds.sessions import (
     MAX_ACTIONS,
     MAX_CANDIDATES,

@@ -22,12 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from loopwm.pixel.checkpoint import load_checkpoint
-from loopwm.pixel.gym import CATCH
+from loopwm.pixel.gym import CATCH, real_environment
 from loopwm.pixel.replay import Replay
 from loopwm.records.command import Parser, exit_status
 from loopwm.records.errors import InputError
 from loopwm.records.frames import FrameEpisode, FrameSpace
-from loopwm.training.real_world import real_environment
 from serve.pixels.game import Game, Moment
 from serve.pixels.pictures import half_blocks, picture, write_gif
 

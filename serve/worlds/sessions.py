@@ -23,9 +23,8 @@ from serve.engine.sampling import SamplingParams
 from serve.generation.prompts import PromptTooLongError
 from serve.generation.service import DeadlineError, Depth, Service
 from serve.generation.streams import TextDelta, TextStream, interleaved, together
-from serve.worlds.log import WorldLog
 from serve.worlds.steps import Candidate, Step, advance, build, explore, length_of
-from serve.worlds.store import Answer, Session, StepIdReusedError, WorldStore
+from serve.worlds.store import Answer, Session, StepIdReusedError, WorldLog, WorldStore
 
 Decode = Literal["last", "each", "none"]
 Json = dict[str, Any]

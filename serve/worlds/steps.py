@@ -13,10 +13,9 @@ from typing import NamedTuple
 from loopwm.records import template
 from loopwm.text.world import World, WorldModel
 from serve.engine.engine import Engine
-from serve.engine.forward import PADDING, ForwardGenerator, PrefillChunk, PrefillResult
-from serve.engine.prefill import prefill
+from serve.engine.forward import PADDING, ForwardGenerator, PrefillChunk, PrefillResult, prefill
 from serve.generation.prompts import PromptTooLongError
-from serve.worlds.log import WorldLog
+from serve.worlds.store import WorldLog
 
 Path = tuple[str, ...]
 """Sequence of actions."""

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from eval.models.fewshot import DEFAULT_SHOTS, INSTRUCTION, as_text, load_shots
+from eval.models.fewshot import DEFAULT_SHOTS, INSTRUCTION, load_shots
 from eval.scores.suites import load_suite
 from loopwm.records.template import window_context
 from tests.conformance.conftest import MODEL, TOKENIZER
 from tests.eval.mock_endpoint import MockEndpoint
+from tests.fixtures.prompts import as_text
 
 pytestmark = pytest.mark.conformance
 

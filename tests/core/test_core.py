@@ -52,8 +52,8 @@ def test_sampled_depth_gives_outputs_and_gradients_of_the_reference_with_the_las
 def test_state_norm_keeps_the_size_of_the_state():
     core = random_core(dataclasses.replace(CONFIG, state_norm=True))
     torch.nn.init.ones_(core.state_norm.weight)
-    states = core.trajectory(10 * random_input(2, 5), shared_inputs(2, 5), causal_attention, 6)
-    for state in states:
+    for depth in range(1, 7):
+        state = core(10 * random_input(2, 5), shared_inputs(2, 5), causal_attention, depth).state
         torch.testing.assert_close(state.square().mean(-1), torch.ones(2, 5, dtype=state.dtype), atol=1e-3, rtol=0)
 
 

@@ -151,7 +151,7 @@ def test_the_gate_is_a_linear_layer_on_the_state():
 def test_the_decision_is_the_mean_over_the_exit_columns():
     core, x = gated_core(), random_input(6, 5)
     for columns in (1, 3):
-        pooled = core.trajectory(x, shared_inputs(6, 5), causal_attention, 6)
+        pooled = [core(x, shared_inputs(6, 5), causal_attention, depth).state for depth in range(1, 7)]
         gates = torch.stack([core.gate(h[:, -columns:].mean(1)).sigmoid() for h in pooled], 1)
         tau = gates.flatten().median().item()
         expected = [next((t for t, g in enumerate(row, 1) if g > tau), 6) for row in gates.tolist()]
@@ -213,14 +213,6 @@ def test_a_trace_for_another_batch_is_refused():
         random_core()(random_input(2, 2), shared_inputs(2, 2), causal_attention, Trace(((1,), (2,), (1,))))
     with pytest.raises(ValueError, match="must have row 2, got a trace of 2 rows"):
         Trace(((1,), (2,))).for_pass(0, range(3))
-
-
-def test_a_trajectory_read_out_at_t_is_the_pass_of_t_loops():
-    core, x = random_core(), random_input(2, 3)
-    for depth, state in enumerate(core.trajectory(x, shared_inputs(2, 3), causal_attention, 6), start=1):
-        expected = core(x, shared_inputs(2, 3), causal_attention, depth)
-        assert torch.equal(state, expected.state)
-        assert torch.equal(core.read_out(state, shared_inputs(2, 3), causal_attention, x.dtype), expected.h)
 
 
 @pytest.mark.parametrize("rule", [Fixed(3), Gate(0.5, 4), Convergence(0.1, 4)])

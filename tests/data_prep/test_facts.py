@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from data_prep.environments import declared
 from data_prep.environments.alfworld.facts import contents_facts
-from data_prep.environments.facts import TextFacts
+from data_prep.environments.base import TextFacts
 from data_prep.environments.scienceworld.facts import listing_facts
 from data_prep.tokenize import TOKENIZER_FILE, LineEncoder, encode_episode
 from loopwm.records.episodes import Episode, Step

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eval.models.copy_last import Copy
+from eval.models.base import Copy
 from tests.fixtures.windows import MakeWindow
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from eval.__main__ import main
 from eval.models.checkpoint import CheckpointPredictor
 from loopwm.records.template import window_context
-from loopwm.text.world import WorldModel
+from loopwm.text.world import WorldModel, tokens_per_byte
 from tests.fixtures.models import random_model, save_checkpoint
 from tests.fixtures.windows import MakeWindow, WriteSuite
 
@@ -55,6 +56,31 @@ def test_a_checkpoint_is_run_as_its_rollout(
     lines = (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()
     predicted = {(r["id"], r["horizon"]): r["prediction"] for r in map(json.loads, lines)}
     assert predicted == {key: text for key, text in expected.items() if key[1] != 2}
+
+
+def test_a_run_says_how_many_of_its_windows_are_foreign(
+    checkpoint: Path,
+    make_window: MakeWindow,
+    write_suite: WriteSuite,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    windows = [
+        make_window("known"),
+        make_window("foreign", goal="Zxqj ##@@ %%!!~~ qqzz"),
+        make_window("other", goal="^^~~@@##"),
+    ]
+    model = shutil.copytree(checkpoint, tmp_path / "model")
+    tokenizer = WorldModel.from_pretrained(model).tokenizer
+    shares = {w["id"]: tokens_per_byte(tokenizer, w["goal"], w["history"][0]["observation"]) for w in windows}
+    arguments = ["run", "--model", str(model), "--suite", str(write_suite(windows)), "--context", "observed"]
+    config = json.loads((model / "config.json").read_text())
+    for limit, said in ((shares["known"], " 2 are worded unlike every training episode"), (10.0, None), (None, None)):
+        (model / "config.json").write_text(json.dumps(config | {"tokens_per_byte": limit}))
+        out = tmp_path / f"out-{limit}"
+        assert main([*arguments, "--horizons", "1", "--out", str(out)]) == 0
+        for text in (capsys.readouterr().out, (out / "report.md").read_text()):
+            assert said in text if said else "worded unlike" not in text
 
 
 def test_beams_of_a_run_reach_decoding_and_are_recorded(

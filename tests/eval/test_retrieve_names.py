@@ -11,7 +11,7 @@ import pytest
 from eval.models.alignment import Scene, rename, renaming
 from eval.models.retrieve import load_retrieve
 from eval.models.retrieve_names import load_retrieve_names
-from eval.scores.entities import names_of
+from eval.scores.metrics import names_of
 from loopwm.records.windows import Window
 from tests.fixtures.windows import MakeWindow, episode
 

@@ -15,8 +15,7 @@ import pytest
 
 from eval.__main__ import main
 from eval.commands.compare import compare_runs
-from eval.models.base import Predictor
-from eval.models.copy_last import Copy
+from eval.models.base import Copy, Predictor
 from eval.models.options import BASELINES, Baseline
 from eval.scores import predictions
 from eval.scores.predictions import Prediction, read_records
@@ -30,7 +29,7 @@ RUN = ["run", "--model", "copy", "--context", "observed", "--batch-size", "4"]
 KILLED_IN_FOURTH_BATCH = """
 import os, signal, sys
 from eval.__main__ import main
-from eval.models.copy_last import Copy
+from eval.models.base import Copy
 
 predict, calls = Copy.predict, []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import loopwm
-from eval.scores.entities import DATA
+from eval.scores.metrics import DATA
 from eval.scores.seen import find_seen, load_table, seen_by_checkpoint
 from eval.scores.suites import load_suite, suite_names
 from loopwm.records.training_episodes import TrainingEpisodes

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from loopwm.core import CoreConfig, DepthPlan
-from loopwm.pixel.dynamics import LoopedAttention
-from loopwm.pixel.positions import Rotary1D, Rotary3D
+from loopwm.pixel.dynamics import LoopedAttention, Rotary1D, Rotary3D
 
 B, T, N, D, WINDOW = 3, 6, 5, 32, 4
 CONFIG = CoreConfig(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from loopwm.core.block import rotate
-from loopwm.pixel.positions import Rotary1D, Rotary3D
+from loopwm.pixel.dynamics import Rotary1D, Rotary3D
 
 WIDTH = 32
 

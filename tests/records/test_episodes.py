@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loopwm.records.episodes import EpisodeError, format_episode, read_episodes, write_episodes
+from loopwm.records.episodes import format_episode, read_episodes, write_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.files import line_files, write_lines
 from tests.fixtures.episodes import make_episode
@@ -52,7 +52,7 @@ def _with_step(index: int, **changes: object) -> dict[str, Any]:
 def test_a_bad_line_is_named_with_file_and_field(tmp_path: Path, record: object, message: str) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text(format_episode(make_episode()) + "\n" + json.dumps(record) + "\n")
-    with pytest.raises(EpisodeError, match=r"bad\.jsonl: " + message):
+    with pytest.raises(InputError, match=r"bad\.jsonl: " + message):
         list(read_episodes(path))
 
 
@@ -61,7 +61,7 @@ def test_a_cut_off_file_is_named(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"cut{suffix}"
     write_episodes(path, [make_episode(variation=v) for v in range(50)])
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(EpisodeError, match=r"cut.*unreadable"):
+    with pytest.raises(InputError, match=r"cut.*unreadable"):
         list(read_episodes(path))
 
 

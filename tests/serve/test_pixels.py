@@ -18,11 +18,10 @@ import torch
 
 from loopwm.__main__ import main
 from loopwm.pixel.checkpoint import load_checkpoint
-from loopwm.pixel.gym import CATCH
+from loopwm.pixel.gym import CATCH, real_environment
 from loopwm.records.errors import InputError
 from loopwm.records.files import PACKAGED
 from loopwm.records.frames import FrameSpace, episode_files, read_episode
-from loopwm.training.real_world import real_environment
 from serve.pixels.game import CONTEXT, TOLERANCE, Game, differing
 from serve.pixels.pictures import GAP, OUTLINE, half_blocks, picture
 from serve.pixels.play import Keyboard

@@ -12,8 +12,7 @@ from loopwm.records.template import Context, Transition
 from loopwm.text.data.collate import TreeBatch
 from loopwm.text.data.tree import IGNORED, RowPlan, TreeRow
 from loopwm.text.model.modeling import LoopWMForCausalLM
-from loopwm.text.training.forward import run_rows
-from loopwm.text.training.loss import TextObjective
+from loopwm.text.training.loss import TextObjective, run_rows
 from loopwm.text.world import WorldModel
 from tests.fixtures.models import random_model
 from tests.fixtures.rows import every, row_builder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from loopwm.trainer.muon import Muon, orthogonal
+from loopwm.trainer.optimizer import Muon, orthogonal
 
 SHAPES = [(32, 128), (128, 32), (48, 48), (7, 64)]
 

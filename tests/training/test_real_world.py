@@ -8,8 +8,8 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 from data_prep.environments.pixels.by_name import make_frame_vector
+from loopwm.pixel.gym import FRAMES, real_environment, real_environments
 from loopwm.records.errors import InputError
-from loopwm.training.real_world import FRAMES, real_environment, real_environments
 
 
 def test_real_environments_are_the_simulators_themselves() -> None:

@@ -16,8 +16,7 @@ from loopwm.text.data.tree import IGNORED
 from loopwm.text.model.flops import row_flops
 from loopwm.text.training.config import load_config
 from loopwm.text.training.program import TextProgram
-from loopwm.trainer.throughput import Throughput
-from loopwm.trainer.trainer import Trainer
+from loopwm.trainer.trainer import Throughput, Trainer
 
 
 def test_throughput_counts_all_time_since_the_last_log() -> None:

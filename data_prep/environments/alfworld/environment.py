@@ -24,10 +24,9 @@ from typing import Any
 from zlib import crc32
 
 from data_prep.environments.alfworld import expert as expert
-from data_prep.environments.alfworld.facts import contents_facts
+from data_prep.environments.alfworld.facts import NAMES, contents_facts
 from data_prep.environments.alfworld.games import TASKS, build_game, list_dev_games, list_games
-from data_prep.environments.alfworld.hidden import describe, unreadable_line
-from data_prep.environments.alfworld.names import NAMES
+from data_prep.environments.alfworld.hidden import describe
 from data_prep.environments.base import Declared, SimulatorError
 from loopwm.records.episodes import Step
 from loopwm.records.errors import InputError
@@ -75,7 +74,6 @@ class AlfWorld(Declared):
     names = NAMES
     kinds = Path(__file__).with_name("kinds.json")
     numbered = True
-    unreadable_line = staticmethod(unreadable_line)
     facts = staticmethod(contents_facts)
 
     @staticmethod

@@ -17,24 +17,12 @@ sliced.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from data_prep.environments.alfworld.expert import Situation, natural
 
 STATES = {"ishot": "hot", "iscool": "cold", "isclean": "clean", "issliced": "sliced"}
-
-_NAME = r"[a-z]+ \d+"
-_LIST = rf"(?:nothing|(?:a {_NAME}(?:, and |, )?)+)"
-_STATE = rf"(?:{'|'.join(STATES.values())})"
-_LINE = re.compile(
-    rf"The {_NAME} is (?:closed|open)\. In it, you see {_LIST}\."
-    rf"|(?:On|In) the {_NAME}, you see {_LIST}\."
-    rf"|Facing the {_NAME}(?:, (?:and )?{_NAME})+\. Next to it, you see {_LIST}\."
-    rf"(?: You took {_LIST} from the {_NAME}\.)*"
-    rf"|The {_NAME} is (?:on|off|{_STATE}(?: and {_STATE})*)\."
-)
 
 
 def listed(name: str) -> tuple[str, int]:
@@ -47,11 +35,6 @@ def describe(world: Situation) -> str:
     """Return the hidden state of one moment."""
     parts = (_receptacles, _shared_places, _vessels, _switches, _special_states)
     return "\n".join(line for part in parts for line in part(world))
-
-
-def unreadable_line(hidden_state: str) -> str | None:
-    """Return the first line that `describe` cannot have written."""
-    return next((line for line in hidden_state.split("\n") if not _LINE.fullmatch(line)), None)
 
 
 def _receptacles(world: Situation) -> Iterator[str]:

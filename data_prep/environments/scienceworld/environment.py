@@ -44,8 +44,7 @@ from typing import Any, TypeVar
 from data_prep.environments.base import Declared, SimulatorError
 from data_prep.environments.scienceworld.class_patch import add_hash_code, redirect
 from data_prep.environments.scienceworld.facts import listing_facts
-from data_prep.environments.scienceworld.families import FAMILIES
-from data_prep.environments.scienceworld.names import NAMES
+from data_prep.environments.scienceworld.names import FAMILIES, NAMES
 from data_prep.environments.scienceworld.repair import Arrangement, Thing, parse_doors, repair
 from loopwm.records.episodes import Step
 from loopwm.records.errors import InputError

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from data_prep.environments.facts import Need, TextFacts, needs_of_characters
+from data_prep.environments.base import Need, TextFacts, needs_of_characters
 from loopwm.records.names import names_pattern
 
 _ROOM = re.compile(r"This (?:room|outside location) is called the ([^.\n]+)\. (?:In it, you|Here you) see: ")

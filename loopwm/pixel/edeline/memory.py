@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from loopwm.pixel.dynamics import Depth, FrameCache, LoopedAttention, LoopedConfig, require_at_least
-from loopwm.pixel.positions import Rotary1D
+from loopwm.pixel.dynamics import Depth, FrameCache, LoopedAttention, LoopedConfig, Rotary1D, require_at_least
 
 
 @dataclass(frozen=True)

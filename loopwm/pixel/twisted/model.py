@@ -24,9 +24,9 @@ from loopwm.pixel.dynamics import (
     FrameCache,
     LoopedAttention,
     LoopedConfig,
+    Rotary3D,
     require_at_least,
 )
-from loopwm.pixel.positions import Rotary3D
 
 
 @dataclass(frozen=True)

@@ -185,17 +185,6 @@ class LoopWMModel(LoopWMPreTrainedModel):
             loops=out.loops,
         )
 
-    def trajectory(self, input_ids: Tensor, attention_mask: RowMask, position_ids: Tensor, limit: int) -> list[Tensor]:
-        """Return h^(1) .. h^(limit) of training rows, each (B, L, D), from one pass."""
-        inputs = self._inputs(self.embed_tokens(input_ids), attention_mask, position_ids, None)
-        return self.core.trajectory(self.embed_norm(inputs.embeds), inputs.shared, inputs.attend, limit)
-
-    def read_out(self, state: Tensor, input_ids: Tensor, attention_mask: RowMask, position_ids: Tensor) -> Tensor:
-        """Return `last_hidden_state` (B, L, D) as if the loop had ended with this state (B, L, D) of training rows."""
-        inputs = self._inputs(self.embed_tokens(input_ids), attention_mask, position_ids, None)
-        dtype = self.embed_norm(inputs.embeds).dtype
-        return self._final(self.core.read_out(state, inputs.shared, inputs.attend, dtype), inputs)
-
     def _inputs(
         self,
         embeds: Tensor,

@@ -40,9 +40,15 @@ from loopwm.text.model.chat_template import chat_template
 from loopwm.text.model.checkpoint import load_checkpoint
 from loopwm.text.model.configuration import PRESETS, LoopWMConfig
 from loopwm.text.model.flops import row_flops, training_flops
-from loopwm.text.model.integer_embedding import integer_tokens, start_with_fourier
 from loopwm.text.model.modeling import LoopWMForCausalLM
-from loopwm.text.model.tokenizer import TOKENIZER_FILE, load_tokenizer, special_ids, tokenizer_hash
+from loopwm.text.model.tokenizer import (
+    TOKENIZER_FILE,
+    integer_tokens,
+    load_tokenizer,
+    special_ids,
+    start_with_fourier,
+    tokenizer_hash,
+)
 from loopwm.text.training.config import ModelConfig, TrainingConfig
 from loopwm.text.training.loss import TextObjective
 from loopwm.text.training.measurements import EXACT, counts, flops, record

@@ -14,8 +14,8 @@ import pytest
 from data_prep.environments import ENVIRONMENTS
 from data_prep.environments.base import SimulatorError
 from data_prep.environments.scienceworld.environment import ScienceWorld
+from eval.models.base import Copy
 from eval.models.checkpoint import CheckpointPredictor
-from eval.models.copy_last import Copy
 from eval.models.fewshot import Message
 from lab.agents.agents import ChatAgent, RetrievalAgent
 from lab.agents.imagination import PredictorWorlds, make_imagination

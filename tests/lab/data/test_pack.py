@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from data_prep import solutions
-from data_prep.__main__ import main as data_prep
 from lab.__main__ import main
 from tests.fixtures.episodes import contents
 from tests.fixtures.toy import Toy, collect_toy
@@ -20,7 +19,7 @@ def pack(folder: Path, out: Path, *options: str) -> int:
 
 
 def unpack(path: Path, out: Path) -> int:
-    return data_prep(["unpack", str(path), "--out", str(out)])
+    return main(["unpack", str(path), "--out", str(out)])
 
 
 def part(folder: Path, out: Path) -> None:
@@ -122,8 +121,8 @@ def test_packed_solutions_are_never_asked_for(
 
 
 def test_unpack_without_packs_is_one_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("data_prep.unpack.PACKED", tmp_path)
-    assert data_prep(["unpack", "--out", str(tmp_path / "out")]) == 2
+    monkeypatch.setattr("lab.data.unpack.PACKED", tmp_path)
+    assert main(["unpack", "--out", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err.startswith("error: packs: must be named")
 
 

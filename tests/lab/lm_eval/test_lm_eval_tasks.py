@@ -9,17 +9,18 @@ from typing import Any
 import pytest
 import yaml
 
-from eval.models.fewshot import END as EXAMPLE_END
-from eval.models.fewshot import as_text, load_shots
+from eval.models.fewshot import load_shots
 from eval.scores.metrics import score_item
 from eval.scores.suites import load_suite, suite_names
 from lab.__main__ import main
 from lab.lm_eval import documents
+from lab.lm_eval.documents import MARK as EXAMPLE_END
 from lab.lm_eval.documents import read_continuation
 from loopwm.records.template import CONTEXT_LIMIT, END, render_prompt, window_context
 from loopwm.text.model.checkpoint import load_checkpoint
 from loopwm.text.model.configuration import LoopWMConfig
 from loopwm.text.model.tokenizer import load_tokenizer
+from tests.fixtures.prompts import as_text
 from tests.fixtures.windows import MakeWindow, WriteSuite
 
 FUNCTION = re.compile(r"!function lab\.lm_eval\.documents\.(\w+)")

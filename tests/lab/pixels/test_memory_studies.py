@@ -77,7 +77,7 @@ def test_answers_are_scored_by_the_cues_tile(real):
 
 
 def test_a_probe_is_shown_what_an_agent_would_see(real):
-    from loopwm.training.real_world import real_environment
+    from loopwm.pixel.gym import real_environment
 
     obs, action = memory_probe.shown(real, 3)
     env = real_environment("minigrid/MemoryS7@pixels=32")

@@ -11,10 +11,9 @@ from lab.pixels import packaged_world
 from lab.pixels.packaged_world import package, played, rows
 from loopwm.pixel.agents.agent_trainer import AgentTrainer
 from loopwm.pixel.checkpoint import load_checkpoint
-from loopwm.pixel.gym import CATCH, make_vector_env
+from loopwm.pixel.gym import CATCH, make_vector_env, real_environments
 from loopwm.pixel.imagined import RandomPolicy
 from loopwm.records.errors import InputError
-from loopwm.training.real_world import real_environments
 from tests.fixtures.blocks import SPACE
 from tests.pixel.agents.test_agent_trainer import blocks, config
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from eval.models.base import Copy
 from eval.models.checkpoint import CheckpointPredictor
-from eval.models.copy_last import Copy
 from eval.scores.predictions import Prediction, read_records
 from lab.__main__ import main
 from lab.agents.imagination import FedBack, Imagination, PredictorWorlds, fed_back

@@ -13,8 +13,7 @@ from loopwm.core import Fixed, KVCache, allocated_bytes
 from loopwm.text.drafts import as_text
 from serve.engine.batch import RunningBatch
 from serve.engine.engine import Engine, Limits
-from serve.engine.forward import ModelRunner
-from serve.engine.prefill import prefill, score
+from serve.engine.forward import ModelRunner, prefill, score
 from serve.engine.prefix_cache import BLOCK, PrefixCache
 from serve.engine.requests import Finish, Request, WorkItem
 from serve.engine.sampling import SamplingParams

@@ -16,8 +16,7 @@ import torch
 
 from loopwm.core import KVCache
 from serve.engine.engine import DeadlineError, Engine, EngineStoppedError, Limits, QueueFullError
-from serve.engine.forward import ModelRunner
-from serve.engine.prefill import score
+from serve.engine.forward import ModelRunner, score
 from serve.engine.requests import Request, RequestContext, WorkItem
 from serve.engine.sampling import SamplingParams
 from tests.fixtures.engine import DEPTH, NEVER, Collector, alone, counted, fail, random_prompt

@@ -16,8 +16,7 @@ from loopwm.records.template import OBS, Context
 from loopwm.text.model.tokenizer import special_ids
 from loopwm.text.world import World, WorldModel
 from serve.engine.batch import RunningBatch
-from serve.engine.forward import ModelRunner
-from serve.engine.prefill import prefill
+from serve.engine.forward import ModelRunner, prefill
 from serve.engine.prefix_cache import BLOCK, PrefixCache
 from serve.engine.requests import Event, Request
 from serve.engine.sampling import SamplingParams, sample

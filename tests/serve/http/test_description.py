@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 from pydantic import TypeAdapter
 
 from serve.http import openai, worlds
-from serve.http.openai_replies import Health, Version
+from serve.http.schemas import Health, Version
 from tests.serve.http.test_http import events
 from tests.serve.worlds.test_worlds import GOAL, SEEN, create
 

@@ -18,7 +18,6 @@ from loopwm.records.errors import InputError
 from loopwm.records.template import Context, Transition
 from serve.engine.engine import Limits
 from serve.generation.rate_limits import KeyQuota, RateLimiter
-from serve.worlds.log import WorldLog, read_log
 from serve.worlds.sqlite import Change, StorageError, WorldFile
 from serve.worlds.store import (
     Answer,
@@ -28,8 +27,10 @@ from serve.worlds.store import (
     WorldBusyError,
     WorldGoneError,
     WorldLimits,
+    WorldLog,
     WorldNotFoundError,
     WorldStore,
+    read_log,
 )
 from tests.serve.http.test_http import check_error, events
 from tests.serve.worlds.test_worlds import GOAL, SEEN, create, step, texts

@@ -13,8 +13,7 @@ from loopwm.records.token_episode import INVENTORY, LOOK
 from loopwm.text.data.collate import TreeBatch, branch_mask
 from loopwm.text.data.tree import IGNORED, QUERY_HORIZON, Branch, RowPlan, by_stage, trunk_and_branches
 from loopwm.text.training.config import ObjectiveConfig
-from loopwm.text.training.forward import row_mask
-from loopwm.text.training.loss import TextObjective
+from loopwm.text.training.loss import TextObjective, row_mask
 from tests.fixtures.models import random_model
 from tests.fixtures.rows import ACTIONS, OBSERVATIONS, episode_of_texts, every, row_builder, texts_of
 

@@ -10,8 +10,7 @@ from loopwm.records import template as template
 from loopwm.records.template import Context, Transition
 from loopwm.text.data.collate import TreeBatch
 from loopwm.text.data.tree import IGNORED, RowPlan, by_stage, trunk_and_branches
-from loopwm.text.training.forward import run_rows
-from loopwm.text.training.loss import TextObjective
+from loopwm.text.training.loss import TextObjective, run_rows
 from loopwm.text.world import WorldModel
 from tests.fixtures.models import random_model
 from tests.fixtures.rows import ACTIONS, OBSERVATIONS, every, row_builder, token_episode

@@ -12,9 +12,8 @@ from loopwm.records.errors import InputError
 from loopwm.text.data.data_loader import LoaderState
 from loopwm.text.data.tree import IGNORED
 from loopwm.text.model.configuration import LoopWMConfig
-from loopwm.text.model.integer_embedding import fourier_features, integer_tokens
 from loopwm.text.model.modeling import LoopWMForCausalLM
-from loopwm.text.model.tokenizer import load_tokenizer
+from loopwm.text.model.tokenizer import fourier_features, integer_tokens, load_tokenizer
 from loopwm.text.training import loss as objective
 from loopwm.text.training.config import load_config
 from loopwm.text.training.program import TextProgram, export_model

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from eval.__main__ import main
-from lab.main import main as lab
-from lab.reports.calibration import auroc, calibrate
+from eval.commands.calibration import auroc, calibrate
 
 
 def test_auroc_equals_comparing_all_pairs() -> None:
@@ -44,15 +43,22 @@ def runs(checkpoint: Path, suite_path: Path, tmp_path: Path) -> dict[str, Path]:
     return folders
 
 
-def test_calibration_of_a_run_has_a_line_a_horizon(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_calibration_of_a_run_has_a_line_a_horizon(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     records = runs["tiny"] / "predictions.jsonl"
     lines = [json.loads(line) for line in records.read_text().splitlines()]
     for number, line in enumerate(lines):
         line["trust"], line["prediction"] = (0.75, line["target"]) if number % 2 else (0.25, "wrong")
     records.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert lab(["calibration", str(runs["tiny"])]) == 0
-    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
-    assert [row[1] for row in rows[2:5]] == ["1", "2", "all"]
-    assert [cell.strip(" |") for cell in rows[4]] == ["all", "all", "12", "50.0", "1.000", "0.250", "100.0", "66.7"]
-    assert lab(["calibration", str(runs["copy"])]) == 2
+    diagram = tmp_path / "reliability.svg"
+    capsys.readouterr()
+    assert main(["calibration", str(runs["tiny"]), "--diagram", str(diagram)]) == 0
+    rows = [[cell.strip(" |") for cell in line.split(" | ")] for line in capsys.readouterr().out.splitlines()]
+    suite = json.loads((runs["tiny"] / "results.json").read_text())["suite"]
+    assert [row[:4] for row in rows[2:4]] == [["tiny", suite, "1", "6"], ["tiny", suite, "2", "6"]]
+    assert rows[4] == ["all", "all", "all", "12", "50.0", "1.000", "0.250", "100.0", "66.7"]
+    assert rows[8:] == [["6", "25.0", "0.0"], ["6", "75.0", "100.0"]]
+    assert "<svg" in diagram.read_text()
+    assert main(["calibration", str(runs["copy"])]) == 2
     assert "copy: trust: missing" in capsys.readouterr().err

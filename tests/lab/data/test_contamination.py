@@ -7,8 +7,8 @@ from collections import defaultdict
 import pytest
 
 from data_prep.solutions import PACKED
-from data_prep.unpack import EPISODES, SUFFIX, members
 from eval.scores.suites import load_suite, suite_names
+from lab.data.unpack import EPISODES, SUFFIX, members
 from loopwm.records.episodes import TRAIN_SPLITS, parse_episode
 from loopwm.records.windows import game_of
 

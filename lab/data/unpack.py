@@ -18,7 +18,7 @@ from data_prep.solutions import PACKED
 from loopwm.records.errors import InputError
 from loopwm.records.files import atomic_write
 
-EXAMPLE = "python -m data_prep unpack --out data/episodes"
+EXAMPLE = "python -m lab unpack --out data/episodes"
 
 SUFFIX = ".tar.xz"
 EPISODES = ".jsonl.xz"
