@@ -16,11 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from loopwm.records.errors import InputError
-from loopwm.records.files import UNREADABLE, line_files, open_text, write_lines
-
-
-class EpisodeError(InputError):
-    """A line is not an episode. The message names file, line and field."""
+from loopwm.records.files import LONE_SURROGATE, line_files, parse_object, read_json_lines, write_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +84,15 @@ _STEP_FIELDS: dict[str, tuple[type, ...]] = {
 
 
 def parse_episode(line: str) -> Episode:
-    """Parse one line. Raises EpisodeError naming the field at fault."""
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise EpisodeError(f"not JSON ({error.msg} at column {error.colno})") from error
-    if not isinstance(record, dict):
-        raise EpisodeError("expected a JSON object")
+    """Parse one line. Raises InputError naming the field at fault."""
+    return to_episode(parse_object(line, "episode"))
+
+
+def to_episode(record: Mapping[str, Any]) -> Episode:
+    """Check the fields of a record. Raises InputError naming the field at fault."""
     fields = _checked(record, _EPISODE_FIELDS, "")
     if not fields["steps"]:
-        raise EpisodeError("steps: at least the first observation is needed")
+        raise InputError("steps: at least the first observation is needed")
     fields["steps"] = tuple(_parse_step(step, i) for i, step in enumerate(fields["steps"]))
     return Episode(**fields)
 
@@ -105,10 +100,12 @@ def parse_episode(line: str) -> Episode:
 def _parse_step(record: Any, index: int) -> Step:
     prefix = f"steps[{index}]."
     if not isinstance(record, dict):
-        raise EpisodeError(f"{prefix[:-1]}: expected a JSON object")
+        raise InputError(f"{prefix[:-1]}: expected a JSON object")
     fields = _checked(record, _STEP_FIELDS, prefix)
     if (fields["action"] is None) != (index == 0):
-        raise EpisodeError(f"{prefix}action: null in the first step and nowhere else")
+        raise InputError(f"{prefix}action: null in the first step and nowhere else")
+    if index and not fields["action"].strip():
+        raise InputError(f"{prefix}action: must not be empty")
     return Step(**fields)
 
 
@@ -117,10 +114,12 @@ def _checked(record: Mapping[str, Any], types: Mapping[str, tuple[type, ...]], p
     values: dict[str, Any] = {}
     for name, allowed in types.items():
         if name not in record and type(None) not in allowed:
-            raise EpisodeError(f"{prefix}{name}: missing")
+            raise InputError(f"{prefix}{name}: missing")
         value = record.get(name)
         if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
-            raise EpisodeError(f"{prefix}{name}: unexpected {type(value).__name__}")
+            raise InputError(f"{prefix}{name}: unexpected {type(value).__name__}")
+        if isinstance(value, str) and LONE_SURROGATE.search(value):
+            raise InputError(f"{prefix}{name}: must be valid Unicode, got a lone surrogate")
         values[name] = value
     return values
 
@@ -135,17 +134,13 @@ def format_episode(episode: Episode) -> str:
 
 
 def read_episodes(path: Path) -> Iterator[Episode]:
-    """Yield the episodes of one file in order. Raises EpisodeError naming file, line and field."""
-    number = 0
-    try:
-        with open_text(path) as file:
-            for line in file:
-                number += 1
-                yield parse_episode(line)
-    except EpisodeError as error:
-        raise EpisodeError(f"{path}: line {number}: {error}") from error
-    except UNREADABLE as error:
-        raise EpisodeError(f"{path}: line {number + 1}: unreadable ({error})") from error
+    """Yield the episodes of one file in order. Raises InputError naming file, line and field."""
+    for number, record in read_json_lines(path):
+        try:
+            episode = to_episode(record)
+        except InputError as error:
+            raise InputError(f"{path}: line {number}: {error}") from error
+        yield episode
 
 
 def write_episodes(path: Path, episodes: Iterable[Episode]) -> None:

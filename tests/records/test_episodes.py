@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loopwm.records.episodes import EpisodeError, format_episode, read_episodes, write_episodes
+from loopwm.records.episodes import format_episode, read_episodes, write_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.files import line_files, write_lines
 from tests.fixtures.episodes import make_episode
@@ -46,13 +46,16 @@ def _with_step(index: int, **changes: object) -> dict[str, Any]:
         (_with_step(2, observation=None), r"line 2: steps\[2\].observation: unexpected NoneType"),
         (_with_step(0, action="look"), r"line 2: steps\[0\].action: null in the first step"),
         (_with_step(1, action=None), r"line 2: steps\[1\].action: null in the first step"),
+        (_with_step(1, action=" "), r"line 2: steps\[1\].action: must not be empty"),
+        (_with_step(2, look="\ud800"), r"line 2: steps\[2\].look: must be valid Unicode, got a lone surrogate"),
+        ({**_without("goal"), "goal": "\udfff"}, "line 2: goal: must be valid Unicode, got a lone surrogate"),
         ([], "line 2: expected a JSON object"),
     ],
 )
 def test_a_bad_line_is_named_with_file_and_field(tmp_path: Path, record: object, message: str) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text(format_episode(make_episode()) + "\n" + json.dumps(record) + "\n")
-    with pytest.raises(EpisodeError, match=r"bad\.jsonl: " + message):
+    with pytest.raises(InputError, match=r"bad\.jsonl: " + message):
         list(read_episodes(path))
 
 
@@ -61,7 +64,7 @@ def test_a_cut_off_file_is_named(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"cut{suffix}"
     write_episodes(path, [make_episode(variation=v) for v in range(50)])
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(EpisodeError, match=r"cut.*unreadable"):
+    with pytest.raises(InputError, match=r"cut.*unreadable"):
         list(read_episodes(path))
 
 
