@@ -23,7 +23,6 @@ CHUNK = 10
 
 PLAN = "plan.json"
 
-
 SOLVERS = ("gold", "expert")
 """Policies that play a solution; an environment has one of them."""
 
