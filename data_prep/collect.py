@@ -9,7 +9,6 @@ by the next run; `manifest.json` lists the folder's content and the simulator's 
 from __future__ import annotations
 
 import argparse
-import lzma
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +33,7 @@ from data_prep.policies import POLICIES, Play
 from data_prep.solutions import solve
 from loopwm.records.episodes import Episode, Step, write_episodes
 from loopwm.records.errors import InputError
-from loopwm.records.files import write_json, write_lines
+from loopwm.records.files import read_lines, write_json, write_lines
 from loopwm.records.provenance import checkout
 
 EXAMPLE = (
@@ -211,15 +210,15 @@ def write_manifest(plan: CollectionPlan, out: Path) -> None:
         environment.close()
     chunks = load_or_make_chunks(plan, out)
     done = [chunk for chunk in chunks if (out / chunk.file_name).exists()]
-    texts = [lzma.decompress((out / chunk.file_name).read_bytes()) for chunk in done]
+    lines = [line for chunk in done for _, line in read_lines(out / chunk.file_name)]
     files = (failures_file(out, chunk) for chunk in done)  # exists only for chunks with failures
     failed = [line for file in files if file.exists() for line in file.read_text(encoding="utf-8").splitlines()]
     manifest = {
         "simulator": simulator,
         **checkout(),
         "chunks": {"asked": len(chunks), "done": len(done)},
-        "episodes": sum(text.count(b"\n") for text in texts),
-        "transitions": sum(text.count(b'{"action":"') for text in texts),  # first steps have null
+        "episodes": len(lines),
+        "transitions": sum(line.count('{"action":"') for line in lines),  # first steps have null
         "failed": failed,
     }
     write_json(out / MANIFEST, manifest)

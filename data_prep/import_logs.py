@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from loopwm.records.episodes import Episode, Step, parse_episode, write_episodes
+from loopwm.records.episodes import Episode, Step, to_episode, write_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.files import line_files, read_json_lines
 
@@ -48,7 +47,7 @@ def read_log(record: Mapping[str, Any], env: str) -> Episode:
         InputError: naming the field that is missing or of another type.
         DroppedError: for an episode without a step, or with a blank or unencodable text.
     """
-    episode = parse_episode(json.dumps(record)) if is_episode(record) else _of_log(record, env)
+    episode = to_episode(record) if is_episode(record) else _of_log(record, env)
     if len(episode.steps) < 2:
         raise DroppedError("no step after the first observation")
     texts = (text for step in episode.steps for text in (step.action, step.observation) if text is not None)
@@ -150,13 +149,14 @@ def split_of(group: str, shares: Mapping[str, float], seed: int) -> str:
 def import_logs(
     paths: Iterable[Path], env: str, shares: Mapping[str, float], seed: int
 ) -> tuple[dict[str, list[Episode]], Counter[str]]:
-    """Return the episodes of log files by split, and how many were dropped by reason.
+    """Return the episodes of log files by split, and how many were dropped by reason, with the first place of each.
 
     Raises:
         InputError: naming file, line and field.
     """
     episodes: dict[str, list[Episode]] = defaultdict(list)
     dropped: Counter[str] = Counter()
+    reasons: dict[str, str] = {}
     lines = ((path, *line) for path in line_files(paths) for line in read_json_lines(path))
     for path, number, record in lines:
         try:
@@ -164,7 +164,7 @@ def import_logs(
         except InputError as error:
             raise InputError(f"{path}: line {number}: {error}") from error
         except DroppedError as reason:
-            dropped[str(reason)] += 1
+            dropped[reasons.setdefault(str(reason), f"{reason} (first: {path}: line {number})")] += 1
             continue
         split = episode.split if is_episode(record) else split_of(group_of(episode), shares, seed)
         episodes[split].append(replace(episode, split=split))
@@ -199,6 +199,8 @@ def run(args: argparse.Namespace) -> None:
     if SPLITS[0] not in episodes:
         raise InputError(f"--logs: no episode left to train on ({sum(dropped.values())} dropped)")
     for split in SPLITS:
+        (args.out / f"{split}.jsonl.xz").unlink(missing_ok=True)
+    for split in reversed(SPLITS):  # train last: a folder without it is unfinished, and never of two imports
         plays = episodes.get(split, [])
         steps = sum(len(episode.steps) - 1 for episode in plays)
         if plays:

@@ -16,13 +16,12 @@ from data_prep.environments import make_environment
 from data_prep.environments.base import Environment
 from data_prep.policies import POLICIES
 from loopwm.records.errors import InputError
-from loopwm.records.files import write_json
+from loopwm.records.files import read_json, write_json
 
 CHUNK = 10
 """Episodes a file, few enough that a kill loses little."""
 
 PLAN = "plan.json"
-
 
 SOLVERS = ("gold", "expert")
 """Policies that play a solution; an environment has one of them."""
@@ -101,7 +100,7 @@ def load_or_make_chunks(plan: CollectionPlan, out: Path) -> list[Chunk]:
     path = out / PLAN
     wanted: dict[str, Any] = json.loads(json.dumps(asdict(plan)))
     if path.is_file():
-        document = json.loads(path.read_bytes())
+        document = read_json(path)
         saved = asdict(CollectionPlan(**document["order"]))  # a field that an older file lacks has its default
         for name, value in wanted.items():
             if saved[name] != value:

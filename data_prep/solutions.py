@@ -12,7 +12,7 @@ from pathlib import Path
 
 from data_prep.environments.base import Environment
 from loopwm.records.errors import InputError
-from loopwm.records.files import atomic_write, open_text
+from loopwm.records.files import read_json, read_json_lines, write_atomic
 
 PACKED = Path(__file__).with_name("packed")
 
@@ -31,16 +31,12 @@ def solve(environment: Environment, task: str, variation: int | str, folder: Pat
     if path.is_file():
         return read_solution(path)
     actions = environment.gold_actions(task, variation)
-    with atomic_write(path) as file:
-        file.write(json.dumps(actions).encode() + b"\n")
+    write_atomic(path, json.dumps(actions) + "\n")
     return actions
 
 
 def read_solution(path: Path) -> list[str]:
-    try:
-        actions = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise InputError(f"{path}: must be a solution ({error})") from error
+    actions = read_json(path)
     if not isinstance(actions, list) or not all(isinstance(action, str) for action in actions):
         raise InputError(f"{path}: must be a list of actions")
     return actions
@@ -51,6 +47,4 @@ def packed_solutions(env: str) -> dict[tuple[str, int | str], tuple[str, ...]]:
     path = PACKED / f"solutions-{env}.jsonl.xz"
     if not path.is_file():
         return {}
-    with open_text(path) as file:
-        records = [json.loads(line) for line in file]
-    return {(record["task"], record["variation"]): tuple(record["actions"]) for record in records}
+    return {(one["task"], one["variation"]): tuple(one["actions"]) for _, one in read_json_lines(path)}

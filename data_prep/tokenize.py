@@ -34,7 +34,7 @@ from data_prep.renaming import RenamingError, rename_episode
 from loopwm.records import template as text_format
 from loopwm.records.episodes import Episode, Resets, format_episode, parse_episode, read_episodes
 from loopwm.records.errors import InputError
-from loopwm.records.files import line_files, sha256
+from loopwm.records.files import line_files, sha256, writing
 from loopwm.records.shards import META_FIELDS, PARTS, EpisodeArrays, check_shards, write_shards
 from loopwm.records.token_episode import (
     ACTION,
@@ -219,7 +219,6 @@ def consistent_episodes(files: list[Path], skipped: list[str] | None) -> Iterato
     resets = Resets()
     for path in files:
         for number, episode in enumerate(read_episodes(path), start=1):
-            _check_unicode(episode, f"{path}: line {number}")
             problem = resets.contradiction(episode)
             if problem is None:
                 yield episode
@@ -227,14 +226,6 @@ def consistent_episodes(files: list[Path], skipped: list[str] | None) -> Iterato
                 raise InputError(f"{path}: line {number}: {problem}")
             else:
                 skipped.append(f"{path}: line {number}: {problem}")
-
-
-def _check_unicode(episode: Episode, where: str) -> None:
-    for _, step, text in episode_texts(episode):
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InputError(f"{where}: steps[{step}]: must be valid Unicode, got a lone surrogate") from error
 
 
 def tokenize_files(
@@ -258,13 +249,13 @@ def tokenize_files(
         for episode in consistent_episodes(files, skipped):
             yield {"episode": format_episode(episode)}
 
-    with tempfile.TemporaryDirectory() as cache:
+    with tempfile.TemporaryDirectory() as cache, writing(Path(cache)):
         try:
             dataset = Dataset.from_generator(lines, cache_dir=cache)
         except DatasetGenerationError as error:
             if isinstance(error.__cause__, SchemaInferenceError):
                 raise InputError("--episodes: must contain an episode, got none") from None
-            raise error.__cause__ if isinstance(error.__cause__, InputError) else error from None
+            raise error.__cause__ if isinstance(error.__cause__, InputError | OSError) else error from None
         encoded = dataset.map(
             _encode_line,
             fn_kwargs={"tokenizer_file": str(tokenizer_file), "renaming": renaming},

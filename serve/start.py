@@ -18,7 +18,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from loopwm.core import ExitRule, name_of, parse_rule
-from loopwm.records.command import Parser, positive
+from loopwm.records.command import Parser, exit_status, positive
 from loopwm.records.errors import InputError
 from loopwm.records.files import PACKAGED
 from loopwm.records.template import END
@@ -111,14 +111,13 @@ def _port(text: str) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     args = build_parser().parse_args(arguments)
-    try:
+
+    def work() -> None:
         keys = None if args.api_keys is None else read_keys(args.api_keys)
         with listen(args.host, args.port) as listener:
             serve(args, listener, keys)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+
+    return exit_status(work)
 
 
 def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | None) -> None:

@@ -9,9 +9,8 @@ import pytest
 
 from data_prep.environments.scienceworld.environment import ScienceWorld
 
-pytest_plugins = [
-    f"tests.fixtures.{name}" for name in ("models", "rows", "windows", "episodes", "shards", "frames", "service")
-]
+FIXTURES = ("models", "rows", "windows", "episodes", "shards", "frames", "service", "faults")
+pytest_plugins = [f"tests.fixtures.{name}" for name in FIXTURES]
 
 
 @pytest.fixture(scope="session")

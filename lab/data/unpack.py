@@ -16,7 +16,7 @@ from pathlib import Path
 from data_prep.plan import PLAN
 from data_prep.solutions import PACKED
 from loopwm.records.errors import InputError
-from loopwm.records.files import atomic_write
+from loopwm.records.files import write_atomic
 
 EXAMPLE = "python -m lab unpack --out data/episodes"
 
@@ -37,8 +37,7 @@ def unpack(path: Path, out: Path) -> int:
         if target.name == PLAN and target.exists() and target.read_bytes() != content:
             raise InputError(f"{target}: must have the plan of {path}")
         if not target.exists():
-            with atomic_write(target) as file:
-                file.write(content)
+            write_atomic(target, content)
             written += 1
     return written
 

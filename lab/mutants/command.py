@@ -10,6 +10,7 @@ import argparse
 import io
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -69,14 +70,19 @@ def copy_project(root: Path) -> None:
         shutil.copy2(ROOT / name, root / name)
 
 
-def passes(root: Path, tests: str, patience: float) -> bool:
-    """Run tests in the copy; return False if one fails or they do not end."""
-    command = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests.split()]
+def first_failure(root: Path, tests: str, patience: float) -> str | None:
+    """Run tests in the copy; return the first that fails, or a reason if there is no such test; None if all pass."""
+    options = ["-x", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-P", "-m", "pytest", *options, *tests.split()]
     environment = os.environ | {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        return subprocess.run(command, cwd=root, env=environment, capture_output=True, timeout=patience).returncode == 0
+        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=patience)
     except subprocess.TimeoutExpired:
-        return False
+        return f"no end within {patience:.0f} s"
+    if done.returncode == 0:
+        return None
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    return failed[1] if failed else f"exit status {done.returncode}"
 
 
 PAIRS = [("<", "<="), (">", ">="), ("==", "!="), ("+", "-"), ("and", "or")]
@@ -110,15 +116,15 @@ def run_faults(faults: Sequence[Fault], patience: float) -> list[Fault]:
         copy_project(root)
         for number, fault in enumerate(faults, start=1):
             # Tests that fail without a fault would find any.
-            if fault.tests not in passed and not passes(root, fault.tests, patience):
-                raise InputError(f"{fault.tests}: must pass without a fault, within --patience {patience:.0f} s")
+            if fault.tests not in passed and (reason := first_failure(root, fault.tests, patience)):
+                raise InputError(f"{fault.tests}: must pass without a fault, got {reason}")
             passed.add(fault.tests)
             started, former = time.monotonic(), fault.plant(root)
-            survives = passes(root, fault.tests, patience)
+            failure = first_failure(root, fault.tests, patience)
             (root / fault.file).write_text(former)
-            if survives and not fault.excuse:
+            if failure is None and not fault.excuse:
                 survivors.append(fault)
-            state = "found" if not survives else f"excused: {fault.excuse}" if fault.excuse else "SURVIVES"
+            state = f"found by {failure}" if failure else f"excused: {fault.excuse}" if fault.excuse else "SURVIVES"
             place = f"{fault.file}: {fault.find.strip().splitlines()[0]}"
             print(f"{number}/{len(faults)} {time.monotonic() - started:.0f} s {state}  {place}", flush=True)
     return survivors

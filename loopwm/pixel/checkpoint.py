@@ -27,9 +27,10 @@ def save_checkpoint(system: PixelSystem, folder: Path) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     sections = {"model": asdict(system.config), "objective": asdict(system.objective), "space": asdict(system.space)}
-    (temporary / CONFIG).write_text(json.dumps({"system": system.name, **sections}, indent=1) + "\n", encoding="utf-8")
+    config = json.dumps({"system": system.name, **sections}, indent=1) + "\n"
     tensors = system.state_dict() | {PREPARED + name: tensor for name, tensor in system.prepared().items()}
     with writing(folder):
+        (temporary / CONFIG).write_text(config, encoding="utf-8")
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary / WEIGHTS)
     publish(temporary, folder)
 

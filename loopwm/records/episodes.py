@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from loopwm.records.errors import InputError
-from loopwm.records.files import line_files, parse_object, read_lines, write_lines
+from loopwm.records.files import LONE_SURROGATE, line_files, parse_object, read_lines, write_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,8 @@ def _parse_step(record: Any, index: int) -> Step:
     fields = _checked(record, _STEP_FIELDS, prefix)
     if (fields["action"] is None) != (index == 0):
         raise InputError(f"{prefix}action: null in the first step and nowhere else")
+    if index and not fields["action"].strip():
+        raise InputError(f"{prefix}action: must not be empty")
     return Step(**fields)
 
 
@@ -112,6 +114,8 @@ def _checked(record: Mapping[str, Any], types: Mapping[str, tuple[type, ...]], p
         value = record.get(name)
         if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
             raise InputError(f"{prefix}{name}: unexpected {type(value).__name__}")
+        if isinstance(value, str) and LONE_SURROGATE.search(value):
+            raise InputError(f"{prefix}{name}: must be valid Unicode, got a lone surrogate")
         values[name] = value
     return values
 

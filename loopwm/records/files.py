@@ -25,6 +25,9 @@ LINES = (".jsonl", ".jsonl.gz", ".jsonl.xz")
 UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error, UnicodeDecodeError)
 """Exceptions from reading a damaged text file, compressed or not."""
 
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+"""What JSON can spell and UTF-8 cannot."""
+
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 HIDDEN_DISK_ERROR = re.compile(
@@ -54,13 +57,17 @@ def writing(path: Path) -> Iterator[None]:
 def publish(temporary: Path, path: Path) -> None:
     """Rename a finished file or folder beside `path` to it, replacing a folder there.
 
-    Everything inside is synced first, since a rename can reach the disk before the renamed contents.
+    Everything inside is synced first, since a rename can reach the disk before the renamed contents. An old folder is
+    renamed before it is deleted: a kill must not leave half of it.
     """
     with writing(path):
         _sync(temporary)
         if path.is_dir():
-            shutil.rmtree(path)
-        temporary.rename(path)
+            path.rename(old := path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp"))
+            temporary.rename(path)
+            shutil.rmtree(old)
+        else:
+            temporary.rename(path)
         _sync_one(path.parent)
 
 

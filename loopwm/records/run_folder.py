@@ -65,7 +65,7 @@ class RunFolder:
             shutil.rmtree(torn)
         path = self.path / "metrics.jsonl"
         if path.exists():
-            lines = path.read_text(encoding="utf-8").splitlines()
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
             write_atomic(path, "".join(line + "\n" for line in lines if self._number_of(line) <= number))
 
     def checkpoints(self) -> list[Path]:

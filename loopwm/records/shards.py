@@ -43,7 +43,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loopwm.records.errors import InputError
-from loopwm.records.files import atomic_write
+from loopwm.records.files import write_atomic
 from loopwm.records.token_episode import TokenEpisode
 
 FORMAT = "loopwm-shards-v4"
@@ -119,8 +119,7 @@ def write_shards(
         "renaming": dict(renaming),
         "shards": shards,
     }
-    with atomic_write(out / INDEX) as file:
-        file.write(json.dumps(index, indent=1).encode() + b"\n")
+    write_atomic(out / INDEX, json.dumps(index, indent=1) + "\n")
     return index
 
 
@@ -141,8 +140,7 @@ def _write_shard(out: Path, name: str, shard: _Shard) -> dict[str, Any]:
     metas = [{k: e.meta[k] for k in (*META_FIELDS, "hash")} for e in shard.episodes]
     contents[f"{name}.episodes.json"] = json.dumps(metas).encode()
     for file_name, content in contents.items():
-        with atomic_write(out / file_name) as file:
-            file.write(content)
+        write_atomic(out / file_name, content)
     files = {n: {"bytes": len(c), "sha256": hashlib.sha256(c).hexdigest()} for n, c in contents.items()}
     sizes = {part: len(arrays[part]) for part in PARTS}
     return {"name": name, **sizes, "episodes": len(metas), "files": files}

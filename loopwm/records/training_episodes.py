@@ -51,12 +51,12 @@ class TrainingEpisodes:
         """
         hashes: defaultdict[str, set[int]] = defaultdict(set)
         for folder in folders:
-            for meta in read_metadata(folder):
+            for number, meta in enumerate(read_metadata(folder), start=1):
                 env, split = meta["env"], meta["split"]
                 if split not in TRAIN_SPLITS:
                     raise InputError(
-                        f"data.train: {folder}: holds episodes of split {split!r} ({env}, {meta['task']}): tokenize "
-                        f"those of {' and '.join(TRAIN_SPLITS)} only, or name it under data.dev"
+                        f"data.train: {folder}: episode {number} is of split {split!r} ({env}, {meta['task']}): "
+                        f"tokenize those of {' and '.join(TRAIN_SPLITS)} only, or name it under data.dev"
                     )
                 if "hash" not in meta:
                     raise InputError(f"data.train: {folder}: has no hashes of episodes: tokenize the episodes again")

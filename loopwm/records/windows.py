@@ -14,6 +14,7 @@ Horizon k takes the first k actions and scores `observations[k - 1]`. Two window
 
 from __future__ import annotations
 
+import json
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from types import UnionType
 from typing import Any, TypedDict, cast
 
 from loopwm.records.errors import InputError
+from loopwm.records.files import LONE_SURROGATE
 from loopwm.records.template import ContextKind, FormatError, StateSlots, render_prompt, window_context
 
 NULLABLE = ("look", "inventory", "hidden_state", "hidden_state_start")
@@ -72,6 +74,8 @@ def window_faults(record: Mapping[str, Any]) -> Iterator[str]:
         yield from _faults_of(record, "variation", int | str)
     yield from _history_faults(record)
     yield from _future_faults(record)
+    if LONE_SURROGATE.search(json.dumps(record, ensure_ascii=False)):
+        yield "must be valid Unicode, got a lone surrogate"
 
 
 def _history_faults(record: Mapping[str, Any]) -> Iterator[str]:

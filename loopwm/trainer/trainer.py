@@ -31,6 +31,8 @@ from loopwm.runtime import Precision, compiler_found, faster_precision, product_
 from loopwm.trainer.optimizer import build_optimizers, learning_rate_factor, set_learning_rate
 from loopwm.trainer.program import MicroBatch, Program, SystemConfig
 
+TENSORBOARD = "tensorboard"
+
 Config = TypeVar("Config", bound=SystemConfig)
 
 
@@ -74,10 +76,11 @@ class Trainer(Generic[Config]):
         self.step = 0
         self.loader_state = self.program.loader_state_type()
         if start_from is not None and not self.files.checkpoints():
-            self._take_over(start_from)
+            self._load(start_from)
         self._prepare_folder()
         self._resume()
-        self.writer = SummaryWriter(str(folder / "tensorboard")) if self.accelerator.is_main_process else None
+        with writing(folder / TENSORBOARD):
+            self.writer = SummaryWriter(str(folder / TENSORBOARD)) if self.accelerator.is_main_process else None
 
     def _precision(self, ranks: PartialState, device: torch.device) -> Precision:
         """Return the precision of the run.
@@ -104,22 +107,21 @@ class Trainer(Generic[Config]):
         main = self.accelerator.is_main_process
         if main:
             print(f"{self.program.size()}, {self.precision} on {self.accelerator.device.type}", flush=True)
-        bar = self._bar(disable=not main)
         throughput = Throughput(self._roof())
         processes = self.accelerator.num_processes
-        for batches, loader_state in self.program.global_batches(self.loader_state, self.step, processes):
-            if self._finished() or self._out_of_time(started, max_minutes):
-                break
-            record = self._train_step(batches)
-            self.step, self.loader_state = self.step + 1, loader_state
-            record |= throughput.add(record["tokens"], record.pop("flops", None))
-            self._advance(bar)
-            bar.set_postfix_str(self._summary(record))
-            if self.step % self.config.run.log_every == 0:
-                self._log("train", record)
-                throughput.restart()
-            self._after_step()
-        bar.close()
+        with self._bar(disable=not main) as bar:
+            for batches, loader_state in self.program.global_batches(self.loader_state, self.step, processes):
+                if self._finished() or self._out_of_time(started, max_minutes):
+                    break
+                record = self._train_step(batches)
+                self.step, self.loader_state = self.step + 1, loader_state
+                record |= throughput.add(record["tokens"], record.pop("flops", None))
+                self._advance(bar)
+                bar.set_postfix_str(self._summary(record))
+                if self.step % self.config.run.log_every == 0:
+                    self._log("train", record)
+                    throughput.restart()
+                self._after_step()
         self._save()
         self._export()
 
@@ -277,19 +279,16 @@ class Trainer(Generic[Config]):
         self.accelerator.wait_for_everyone()
 
     def _load(self, checkpoint: Path) -> dict[str, Any]:
-        """Load weights, optimiser and program states; return the checkpoint's progress."""
-        self.accelerator.load_state(str(checkpoint))
-        progress: dict[str, Any] = json.loads((checkpoint / "progress.json").read_text(encoding="utf-8"))
-        self.step = progress["step"]
-        self.program.load_state_dict(progress["program"])
-        return progress
-
-    def _take_over(self, checkpoint: Path) -> None:
+        """Load weights, optimiser and program states; return the checkpoint's progress. Raises InputError."""
         try:
-            self._load(checkpoint)
-        except (OSError, KeyError, IndexError, RuntimeError, ValueError) as error:
+            self.accelerator.load_state(str(checkpoint))
+            progress: dict[str, Any] = json.loads((checkpoint / "progress.json").read_text(encoding="utf-8"))
+            self.step = progress["step"]
+            self.program.load_state_dict(progress["program"])
+        except Exception as error:  # the loaders raise many types for a damaged or foreign checkpoint
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise InputError(f"{checkpoint}: no checkpoint that this configuration can start from: {reason}") from error
+        return progress
 
     def _resume(self) -> None:
         """Continue from the newest checkpoint; drop metrics written after it."""
@@ -303,8 +302,9 @@ class Trainer(Generic[Config]):
     def _log(self, kind: str, record: dict[str, float]) -> None:
         if self.writer is None:
             return
-        for name, value in record.items():
-            self.writer.add_scalar(f"{kind}/{name}", value, self.step)
+        with writing(self.folder / TENSORBOARD):
+            for name, value in record.items():
+                self.writer.add_scalar(f"{kind}/{name}", value, self.step)
         self.files.log(self.step, {"kind": kind, **record})
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import threading
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +18,7 @@ from typing import Any, Protocol
 from loopwm.core import quick_products
 from loopwm.pixel.registry import AGENTS
 from loopwm.pixel.registry import SYSTEMS as PIXEL_SYSTEMS
-from loopwm.records.command import Parser
+from loopwm.records.command import Parser, exit_status
 from loopwm.records.config import read_sections
 from loopwm.records.errors import InputError
 from loopwm.runtime import keep_everything
@@ -82,18 +83,19 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--max-minutes", type=float, help="save, export and stop after this time")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to the configuration")
     arguments = parser.parse_intermixed_args(argv)
-    try:
-        sections = read_sections(arguments.config, arguments.overrides)
-        system = sections.get("system", "text")
-        if system not in SYSTEMS:
-            raise InputError(f"system: {system!r} is not one of {', '.join(SYSTEMS)}")
-        keep_everything()
-        with PRODUCTS.get(system, nullcontext)():
-            SYSTEMS[system](sections, arguments.out, arguments.start_from).run(arguments.max_minutes)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return exit_status(lambda: _train(arguments))
+
+
+def _train(arguments: argparse.Namespace) -> None:
+    sections = read_sections(arguments.config, arguments.overrides)
+    system = sections.get("system", "text")
+    if system not in SYSTEMS:
+        raise InputError(f"system: {system!r} is not one of {', '.join(SYSTEMS)}")
+    keep_everything()
+    # TensorBoard's thread fails on a full disk; the main thread raises its error again, as one line.
+    threading.excepthook = lambda args: None if args.exc_type is OSError else threading.__excepthook__(args)
+    with PRODUCTS.get(system, nullcontext)():
+        SYSTEMS[system](sections, arguments.out, arguments.start_from).run(arguments.max_minutes)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ class WorldFile:
 
     def __init__(self, path: Path) -> None:
         """Open or create the file. Raises InputError if it has another format or is in use."""
+        self._path = path
         try:
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=1.0)
             # FULL returns the pages of deleted worlds; it must precede everything that writes a new file.
@@ -51,9 +52,14 @@ class WorldFile:
             raise InputError(f"{path}: {error}") from error
 
     def read(self) -> Iterator[Change]:
-        """Yield all rows in the order in which they were written."""
-        for world, fields, answered in self._db.execute("SELECT world, change, answered FROM changes ORDER BY number"):
-            yield Change(world, json.loads(fields), None if answered is None else json.loads(answered))
+        """Yield all rows in the order in which they were written. Raises InputError for a damaged file."""
+        try:
+            for world, fields, answer in self._db.execute(
+                "SELECT world, change, answered FROM changes ORDER BY number"
+            ):
+                yield Change(world, json.loads(fields), answer and json.loads(answer))
+        except (sqlite3.Error, ValueError) as error:
+            raise InputError(f"{self._path}: {error}") from error
 
     def write(self, changes: Sequence[Change], removed: Iterable[str] = ()) -> None:
         """Append changes and delete removed worlds, in one transaction. Raises StorageError."""

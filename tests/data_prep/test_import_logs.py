@@ -66,9 +66,17 @@ def test_import_drops_what_cannot_be_learned_and_says_why(tmp_path, capsys):
     assert run_import(tmp_path, [log(), log(steps=STEPS[:1]), surrogate, blank, blank, turns]) == 0
     assert len(list(read_episodes(tmp_path / "out/train.jsonl.xz"))) == 1
     text = capsys.readouterr().out
-    assert "dropped: 2, blank goal, action or observation" in text
+    assert f"dropped: 2, blank goal, action or observation (first: {tmp_path}/logs.jsonl: line 4)" in text
     for reason in ("no step after", "lone surrogate", "do not alternate: user at turn 2"):
         assert f"{reason}" in text
+
+
+def test_import_leaves_no_split_of_an_earlier_import(tmp_path):
+    records = [log(f"goal {number}") for number in range(20)]
+    assert run_import(tmp_path, records, "--dev", "0.5") == 0
+    assert (tmp_path / "out/dev.jsonl.xz").exists()
+    assert run_import(tmp_path, records) == 0
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["train.jsonl.xz"]
 
 
 @pytest.mark.parametrize(

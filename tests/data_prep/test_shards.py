@@ -240,7 +240,7 @@ def test_bad_episodes_leave_no_index(tmp_path: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("lines", "fault"),
     [
-        (1, "episodes.jsonl: line 1: steps[1]: must be valid Unicode, got a lone surrogate"),
+        (1, "episodes.jsonl: line 1: steps[1].observation: must be valid Unicode, got a lone surrogate"),
         (0, "--episodes: must contain an episode, got none"),
     ],
 )

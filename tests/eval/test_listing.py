@@ -41,7 +41,8 @@ def test_every_fault_is_named_by_its_line(
 ) -> None:
     bad = make_window("bad", goal=3, actions=["a", " "])
     bad["history"] = [{"action": "x", "observation": "y"}, "z"]  # type: ignore[list-item, typeddict-item]
-    path = write_suite([make_window("good"), bad, make_window("good")])
+    surrogate = make_window("surrogate", look="\ud800")
+    path = write_suite([make_window("good"), bad, make_window("good"), surrogate])
     path.write_text(path.read_text() + "\n{broken\n[1]\n")
     assert main(["validate", str(path)]) == 2
     captured = capsys.readouterr()
@@ -56,11 +57,12 @@ def test_every_fault_is_named_by_its_line(
             "2: rewards: has 5 entries, actions has 2",
             "2: dones: has 5 entries, actions has 2",
             "3: id: 'good' is also that of line 1",
-            "5: not JSON (Expecting property name enclosed in double quotes at column 2)",
-            "6: expected a JSON object",
+            "4: must be valid Unicode, got a lone surrogate",
+            "6: not JSON (Expecting property name enclosed in double quotes at column 2)",
+            "7: expected a JSON object",
         )
     ]
-    assert captured.err == f"error: {path}: 4 of 5 lines are invalid\n"
+    assert captured.err == f"error: {path}: 5 of 6 lines are invalid\n"
 
 
 def test_a_file_without_windows_or_unreadable_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

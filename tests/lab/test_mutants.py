@@ -15,8 +15,10 @@ from loopwm.records.errors import InputError
 
 def test_every_fault_has_one_place() -> None:
     for fault in read_faults():
-        assert (ROOT / fault.file).read_text().count(fault.find) == 1, fault
-        assert all((ROOT / path).exists() for path in fault.tests.split()), fault
+        text = (ROOT / fault.file).read_text()
+        assert text.count(fault.find) == 1, fault
+        compile(text.replace(fault.find, fault.replace), fault.file, "exec")  # any test would find a syntax error
+        assert all((ROOT / path.partition("::")[0]).exists() for path in fault.tests.split()), fault
 
 
 @pytest.fixture

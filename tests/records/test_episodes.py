@@ -46,6 +46,9 @@ def _with_step(index: int, **changes: object) -> dict[str, Any]:
         (_with_step(2, observation=None), r"line 2: steps\[2\].observation: unexpected NoneType"),
         (_with_step(0, action="look"), r"line 2: steps\[0\].action: null in the first step"),
         (_with_step(1, action=None), r"line 2: steps\[1\].action: null in the first step"),
+        (_with_step(1, action=" "), r"line 2: steps\[1\].action: must not be empty"),
+        (_with_step(2, look="\ud800"), r"line 2: steps\[2\].look: must be valid Unicode, got a lone surrogate"),
+        ({**_without("goal"), "goal": "\udfff"}, "line 2: goal: must be valid Unicode, got a lone surrogate"),
         ([], "line 2: expected a JSON object"),
     ],
 )

@@ -325,4 +325,4 @@ def test_the_mixes_had_all_that_they_should_have_and_nobody_waited_long(client, 
     assert {200, 201, 400, 404, 500} <= STATUSES
     assert min(watch.failed[kind] for kind in ("PrefillChunk", "Advance", "decode")) >= 1, watch.failed
     assert max(watch.gaps) <= 2 * (BUDGET + LONGEST_STEP), "who fails is repeated once"
-    assert wait_until(lambda: client.get("/health").json() == {"status": "ok", "running": 0, "waiting": 0}, 5)
+    assert wait_until(lambda: client.get("/health").json() == {"status": "ok", "running": 0, "waiting": 0})

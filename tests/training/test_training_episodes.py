@@ -118,7 +118,7 @@ def test_training_on_a_held_out_split_is_refused(config_file, tmp_path, capsys, 
     assert main(arguments) == code
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")] or [""]
     if code:
-        assert f"data.train: {held_out}: holds episodes of split {split!r} (scienceworld, toy)" in line
+        assert f"data.train: {held_out}: episode 2 is of split {split!r} (scienceworld, toy)" in line
         assert "tokenize those of train and built only" in line
         assert not (tmp_path / "run").exists()
 

@@ -95,9 +95,12 @@ def test_who_is_past_the_deadline_hears_so_wherever_it_is(tiny_model, requests):
     request = Request(requests[3].prompt, SamplingParams(max_tokens=3000), DEPTH)
     with Engine(tiny_model, NEVER, Limits(max_batch=1)) as engine:
         running, waiting, after = Collector(request), Collector(request), Collector(requests[0])
-        engine.submit([replace(running.request, ctx=engine.admit(seconds=0.5))])
-        engine.submit([replace(waiting.request, ctx=engine.admit(seconds=0.1))])
-        engine.submit([replace(after.request, ctx=engine.admit())])
+        contexts = [engine.admit(seconds=600) for _ in range(2)]
+        for collector, ctx in zip((running, waiting, after), (*contexts, engine.admit()), strict=True):
+            engine.submit([replace(collector.request, ctx=ctx)])
+        assert wait_until(lambda: bool(running.tokens))
+        for ctx in contexts:
+            ctx.deadline = time.monotonic()
         assert all(collector.over.wait(30) for collector in (running, waiting, after))
     assert isinstance(running.last.error, DeadlineError)
     assert isinstance(waiting.last.error, DeadlineError)

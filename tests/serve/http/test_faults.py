@@ -170,7 +170,7 @@ def test_at_the_end_what_is_short_finishes_and_what_lasts_is_told(serving, tiny_
 
         threads = [begin("long"), begin("stream", stream=True)]
         assert wait_until(lambda: running() == 2)
-        threads.append(begin("short", max_tokens=20))
+        threads.append(begin("short", max_tokens=3))
         assert wait_until(lambda: running() == 3 or "short" in answers)
     for thread in threads:
         thread.join()

@@ -35,7 +35,7 @@ class Lines(logging.Handler):
 
     def about(self, request_id: str) -> str:
         """The one line of a request. It is written when the last byte of the answer is on its way."""
-        assert wait_until(lambda: any(request_id in line for line in self.lines), 5)
+        assert wait_until(lambda: any(request_id in line for line in self.lines))
         (line,) = [line for line in self.lines if request_id in line]
         return line
 
@@ -174,7 +174,7 @@ def test_server_websocket_upgrade_keeps_no_place(serving, tiny_model, monkeypatc
     before = server.Connection.count
     with serving(tiny_model) as client:
         _upgrade_and_leave(client)
-        assert wait_until(lambda: server.Connection.count <= before, 5)
+        assert wait_until(lambda: server.Connection.count <= before)
 
 
 def _upgrade_and_leave(client: httpx.Client) -> None:
@@ -238,7 +238,7 @@ def test_a_client_that_stops_reading_gives_its_row_back(deaf):
     body = {"model": "tiny", "prompt": "boil", "max_tokens": 3500, "stream": True, "logprobs": 20}
     with ask_and_not_read(deaf, "/v1/completions", body):
         assert wait_until(lambda: has_cancelled(deaf, 1), 20)
-        assert wait_until(lambda: deaf.get("/health").json()["running"] == 0, 5)
+        assert wait_until(lambda: deaf.get("/health").json()["running"] == 0)
 
 
 def test_a_client_that_stops_reading_a_step_gives_its_world_back(deaf):
@@ -291,7 +291,7 @@ def test_the_log_in_json_says_the_same_and_when(named, log):
 def test_who_leaves_early_stands_in_the_log(client, log):
     body = {"model": "tiny", "prompt": "left early", "max_tokens": 1500}
     with post_without_reading(client, "/v1/completions", body):
-        assert wait_until(lambda: client.get("/health").json()["running"] == 1, 5)
+        assert wait_until(lambda: client.get("/health").json()["running"] == 1)
     assert " 499 " in log.about("/v1/completions")
 
 

@@ -42,7 +42,7 @@ def test_worlds_of_a_service_that_was_killed_in_the_middle_of_their_steps_go_on_
         threads = [threading.Thread(target=go_on, args=(name,)) for name in names]
         for thread in threads:
             thread.start()
-        assert wait_until(lambda: len(told) == count and min(told.values()) >= 2, 60)
+        assert wait_until(lambda: len(told) == count and min(told.values()) >= 2, 300)
         os.kill(service.process.pid, signal.SIGKILL)
         stop.set()
         for thread in threads:
