@@ -85,7 +85,11 @@ _STEP_FIELDS: dict[str, tuple[type, ...]] = {
 
 def parse_episode(line: str) -> Episode:
     """Parse one line. Raises InputError naming the field at fault."""
-    record = parse_object(line)
+    return to_episode(parse_object(line))
+
+
+def to_episode(record: Mapping[str, Any]) -> Episode:
+    """Check the fields of a record. Raises InputError naming the field at fault."""
     fields = _checked(record, _EPISODE_FIELDS, "")
     if not fields["steps"]:
         raise InputError("steps: at least the first observation is needed")
