@@ -32,6 +32,7 @@ def save_checkpoint(system: PixelSystem, folder: Path) -> None:
     with writing(folder):
         (temporary / CONFIG).write_text(config, encoding="utf-8")
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary / WEIGHTS)
+        shutil.copymode(temporary / CONFIG, temporary / WEIGHTS)  # safetensors writes for the owner only
     publish(temporary, folder)
 
 

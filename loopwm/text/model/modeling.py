@@ -72,9 +72,12 @@ class LoopWMPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """Save as in transformers, together with the file that `auto_map` names."""
+        """Save as in transformers, with the file that `auto_map` names, readable by whoever may read the others."""
         super().save_pretrained(save_directory, *args, **kwargs)
-        shutil.copyfile(Path(__file__).with_name("auto.py"), Path(save_directory) / "auto.py")
+        folder = Path(save_directory)
+        shutil.copyfile(Path(__file__).with_name("auto.py"), folder / "auto.py")
+        for weights in folder.glob("*.safetensors"):  # which safetensors writes for their owner only
+            shutil.copymode(folder / "config.json", weights)
 
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, LoopedCore | CopyAttention | PredictionHeads | MonitorHead | Propagation):

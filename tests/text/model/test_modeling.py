@@ -29,6 +29,11 @@ def folder(model, tokenizer, tmp_path_factory):
     return path
 
 
+def test_all_files_of_a_folder_are_readable_alike(folder):
+    assert len({file.stat().st_mode for file in folder.iterdir()}) == 1
+    assert list(folder.glob("*.safetensors"))
+
+
 @torch.no_grad()
 def test_cached_equals_uncached_token_by_token(model):
     whole = model(TOKENS, depth=3).logits
