@@ -54,7 +54,7 @@ def test_options_come_from_the_line_then_from_variables_then_from_a_file(tmp_pat
     ("text", "words"),
     [
         ("max-bach: 2\n", "did you mean --max-batch?"),
-        ("max-batch: none\n", "--max-batch: must be a whole number of at least 1, got 'none'"),
+        ("max-batch: none\n", "--max-batch: must be a whole number >= 1, got 'none'"),
         ("max-batch: [1\n", "service.yaml"),
         (None, "service.yaml"),
     ],

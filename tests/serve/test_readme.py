@@ -94,7 +94,7 @@ def test_the_manuals_script_prints_what_the_manual_shows(port, tmp_path, monkeyp
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     blocks = manual_blocks()
-    assert len(blocks) == 9
+    assert len(blocks) == 10
     mark = "=== next ==="
     script = f"cd {tmp_path}\n" + f"echo '{mark}'\n".join(code for code, _ in blocks)
     printed = [out.strip() for out in run(["bash", "-c"], script, port).split(mark)]
