@@ -1,7 +1,7 @@
-"""Compare the actions that a model accepts with those that a simulator calls valid, in states of held-out games.
+"""Compare the actions that a model accepts with those that a simulator accepts, in states of held-out games.
 
-States lie on solutions. Half of a state's candidates are valid there; the others are valid elsewhere on the same
-solution and not here, so that words alone do not tell them apart.
+States lie on solutions. Half of a state's candidates are valid there; the others were valid earlier on the same
+solution and are not here, so that words alone do not tell them apart. The simulator's answer to each decides.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from random import Random
@@ -19,9 +19,11 @@ from tqdm import tqdm
 
 from data_prep.environments import ENVIRONMENTS, make_environment
 from data_prep.environments.base import Environment
+from data_prep.policies import replay
 from data_prep.solutions import solve
 from eval.scores.rows import detection
 from loopwm import load
+from loopwm.records.episodes import Step
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json_lines, write_json, write_lines
 from loopwm.records.refusals import is_refused
@@ -32,7 +34,7 @@ from loopwm.worlds.protocol import Worlds
 EXAMPLE = "python -m lab acceptance --model loopwm/pretrained --states runs/states.jsonl.xz --out runs/acceptance.json"
 
 State = Mapping[str, Any]
-"""task, variation, goal, steps: [action or null, observation] each, candidates: [action, whether it is valid] each."""
+"""task, variation, goal, steps: [action or null, observation], candidates: [action, whether it is accepted]."""
 
 
 def collect_states(environment: Environment, split: str, games: int, candidates: int, seed: int) -> Iterator[State]:
@@ -54,20 +56,26 @@ def collect_states(environment: Environment, split: str, games: int, candidates:
             valid.append(set(environment.valid_actions()))
         here = valid.pop()
         elsewhere = set().union(*valid) - here
-        kinds = [(sorted(here), True), (sorted(elsewhere), False)]
-        if steps[-1].done or min(len(actions) for actions, _ in kinds) < candidates // 2:
+        if steps[-1].done or min(len(here), len(elsewhere)) < candidates // 2:
             continue
-        sample = [
-            [action, is_valid] for actions, is_valid in kinds for action in _sample(actions, candidates // 2, rng)
-        ]
+        goal = environment.goal()
+        drawn = [*_sample(here, candidates // 2, rng), *_sample(elsewhere, candidates // 2, rng)]
+        judged = [[action, _accepts(environment, task, variation, steps, action)] for action in drawn]
         shown = [[step.action, step.observation] for step in steps]
-        yield {"task": task, "variation": variation, "goal": environment.goal(), "steps": shown, "candidates": sample}
+        yield {"task": task, "variation": variation, "goal": goal, "steps": shown, "candidates": judged}
 
 
-def _sample(actions: Sequence[str], count: int, rng: Random) -> list[str]:
+def _accepts(environment: Environment, task: str, variation: int | str, steps: Sequence[Step], action: str) -> bool:
+    """Return whether the simulator carries out an action after these steps."""
+    for _ in replay(environment, task, variation, steps):
+        pass
+    return not is_refused(environment.step(action).observation)
+
+
+def _sample(actions: Iterable[str], count: int, rng: Random) -> list[str]:
     """Draw distinct actions, the verb first, or those with two objects would dominate."""
     by_verb: dict[str, list[str]] = {}
-    for action in actions:
+    for action in sorted(actions):
         by_verb.setdefault(action.split()[0], []).append(action)
     drawn: list[str] = []
     while len(drawn) < count:
@@ -78,13 +86,13 @@ def _sample(actions: Sequence[str], count: int, rng: Random) -> list[str]:
 
 
 def judge(worlds: Worlds, state: State) -> list[tuple[bool, bool]]:
-    """Return for each candidate whether the model accepts it, and whether it is valid."""
+    """Return for each candidate whether the model accepts it, and whether the simulator does."""
     (_, first), *steps = state["steps"]
     history = tuple(Transition(action, observation) for action, observation in steps)
     worlds.begin([Context(state["goal"], first, history)])
     imagined = imagine(worlds, [action for action, _ in state["candidates"]])
-    valid = [is_valid for _, is_valid in state["candidates"]]
-    return [(not is_refused(step.observation), truth) for step, truth in zip(imagined, valid, strict=True)]
+    accepted = [truth for _, truth in state["candidates"]]
+    return [(not is_refused(step.observation), truth) for step, truth in zip(imagined, accepted, strict=True)]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -91,5 +91,5 @@ def test_train_episodes_of_the_environment_are_needed(make_window: MakeWindow, t
     with pytest.raises(InputError, match=r"dev.jsonl: line 1: split"):
         load_retrieve([make_window()], [dev])
     dev.write_text(episode(("go", "A.")) + episode((" ", "A.")))
-    with pytest.raises(InputError, match=r"dev.jsonl: line 2: action: must not be empty"):
+    with pytest.raises(InputError, match=r"dev.jsonl: line 2: steps\[1\].action: must not be empty"):
         load_retrieve([make_window()], [dev])

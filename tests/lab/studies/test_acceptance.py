@@ -24,7 +24,11 @@ class Corridor(Toy):
         return super().reset(task, variation)
 
     def step(self, action: str) -> Step:
-        self.place += 1
+        number = action.split()[-1]
+        if action.startswith("go"):
+            self.place += 1
+        elif number.isdecimal() and int(number) != self.place and not action.startswith("look"):
+            return Step(action, "Nothing happens.", 0, False)
         return Step(action, f"you {action}", 0, False)
 
     def valid_actions(self) -> list[str]:
@@ -57,11 +61,11 @@ def test_candidates_are_valid_at_the_state_or_at_an_earlier_place_only() -> None
     for state in states:
         place = len(state["steps"]) - 1
         here = {"wait", f"take {place}", f"move {place}", f"look at {place}"}
-        assert [is_valid for _, is_valid in state["candidates"]] == [True, True, False, False]
+        assert [action in here for action, _ in state["candidates"]] == [True, True, False, False]
         assert len({action for action, _ in state["candidates"]}) == 4
-        for action, is_valid in state["candidates"]:
-            assert (action in here) is is_valid
-            assert is_valid or int(action.split()[-1]) < place
+        for action, accepted in state["candidates"]:
+            assert accepted is (action in here or action.startswith("look"))
+            assert action in here or int(action.split()[-1]) < place
 
 
 def test_games_without_enough_candidates_are_left_out() -> None:
