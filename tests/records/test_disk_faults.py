@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from serve.worlds.log import WorldLog
 
 from eval.models.endpoint import ReplyCache
 from loopwm.core import Fixed
@@ -23,7 +22,7 @@ from loopwm.records.command import exit_status
 from loopwm.records.episodes import write_episodes
 from loopwm.records.template import Context
 from serve.worlds.sqlite import StorageError, WorldFile
-from serve.worlds.store import WorldLimits, WorldStore
+from serve.worlds.store import WorldLimits, WorldLog, WorldStore
 from tests.fixtures.faults import Fault, FaultyProcess, Outcome
 from tests.fixtures.shards import TOY_CONFIG, toy_episode, write_toy_shards
 from tests.fixtures.windows import MakeWindow
