@@ -59,10 +59,10 @@ def collect_states(environment: Environment, split: str, games: int, candidates:
         if steps[-1].done or min(len(here), len(elsewhere)) < candidates // 2:
             continue
         goal = environment.goal()
-        drawn = [*_sample(here, candidates // 2, rng), *_sample(elsewhere, candidates // 2, rng)]
-        judged = [[action, _accepts(environment, task, variation, steps, action)] for action in drawn]
+        actions = [*_sample(here, candidates // 2, rng), *_sample(elsewhere, candidates // 2, rng)]
+        candidates_here = [[action, _accepts(environment, task, variation, steps, action)] for action in actions]
         shown = [[step.action, step.observation] for step in steps]
-        yield {"task": task, "variation": variation, "goal": goal, "steps": shown, "candidates": judged}
+        yield {"task": task, "variation": variation, "goal": goal, "steps": shown, "candidates": candidates_here}
 
 
 def _accepts(environment: Environment, task: str, variation: int | str, steps: Sequence[Step], action: str) -> bool:
@@ -77,12 +77,12 @@ def _sample(actions: Iterable[str], count: int, rng: Random) -> list[str]:
     by_verb: dict[str, list[str]] = {}
     for action in sorted(actions):
         by_verb.setdefault(action.split()[0], []).append(action)
-    drawn: list[str] = []
-    while len(drawn) < count:
+    sample: list[str] = []
+    while len(sample) < count:
         verb = rng.choice(list(by_verb))
-        drawn.append(by_verb[verb].pop(rng.randrange(len(by_verb[verb]))))
+        sample.append(by_verb[verb].pop(rng.randrange(len(by_verb[verb]))))
         by_verb = {name: left for name, left in by_verb.items() if left}
-    return drawn
+    return sample
 
 
 def judge(worlds: Worlds, state: State) -> list[tuple[bool, bool]]:
