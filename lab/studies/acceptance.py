@@ -31,7 +31,7 @@ from loopwm.records.template import Context, Transition
 from loopwm.worlds.planning import imagine
 from loopwm.worlds.protocol import Worlds
 
-EXAMPLE = "python -m lab acceptance --model loopwm/pretrained --states runs/states.jsonl.xz --out runs/acceptance.json"
+EXAMPLE = "python -m lab acceptance --model loopwm/pretrained --states lab/data/acceptance_scienceworld.jsonl.xz"
 
 State = Mapping[str, Any]
 """task, variation, goal, steps: [action or null, observation], candidates: [action, whether it is accepted]."""
