@@ -45,18 +45,20 @@ REACHES = (1, 2, 4, 12, 30)
 """Numbers of later steps of the path among which those to try are drawn."""
 
 TRIES = (1, 1, 2, 3)
+"""Numbers of steps tried at one place."""
+
 WAYS = ("go to", "open door to")
-AT_THINGS = 0.7
-"""Share of the places where ways are not tried but only things are."""
+ONLY_THINGS = 0.7
+"""Share of the places where no door or room is tried."""
 
 AHEAD_GAPS = (1, 3)
 """Least and most steps of the path between two places where later ones are tried."""
 
-GONE = 0.65
-"""Share of these places where steps at other places are tried, not the next ones."""
+ELSEWHERE = 0.65
+"""Share of the places where steps at other places are tried, not the next ones."""
 
-LOOKED = 0.5
-"""Share of these places with a look or an inventory first."""
+LOOK_FIRST = 0.5
+"""Share of the places with a look or an inventory before the tries."""
 
 _LEAD = 3
 """Steps ahead on the path whose names count as related."""
@@ -147,14 +149,14 @@ def act_leaving_out(leaving: Leaving, environment: Environment, gold: Sequence[s
 
 
 def act_ahead(environment: Environment, gold: Sequence[str], rng: Random) -> Play:
-    """Play the gold path; between its steps try later ones, most of them in vain before the way there is gone."""
+    """Play the gold path; between its steps try others of its steps, many of which are refused there."""
     path, walk = list(gold), Walk(environment, rng)
     while path:
         mark = walk.mark()
-        later = _in_turn(path, _elsewhere(gold, path) if rng.random() < GONE else path[1:])
-        if rng.random() < AT_THINGS:
+        later = _in_turn(path, _elsewhere(gold, path) if rng.random() < ELSEWHERE else path[1:])
+        if rng.random() < ONLY_THINGS:
             later = [action for action in later if not action.startswith(WAYS)]
-        if rng.random() < LOOKED:
+        if rng.random() < LOOK_FIRST:
             yield from walk.follow([rng.choice(environment.looks)])
         reached = later[: rng.choice(REACHES)]
         yield from walk.follow(rng.sample(reached, min(len(reached), rng.choice(TRIES))))
@@ -174,7 +176,7 @@ def _elsewhere(gold: Sequence[str], path: Sequence[str]) -> list[str]:
     """Return the steps of the path at other places than the next one's: those ahead, or behind if none is."""
     ahead, behind = (
         list(dropwhile(lambda action: not action.startswith("go to"), steps))[1:]
-        for steps in (path, gold[: len(gold) - len(path)][::-1])
+        for steps in (path, gold[: max(0, len(gold) - len(path))][::-1])  # a way back makes the path longer
     )
     return ahead or behind
 
