@@ -44,7 +44,8 @@ def test_options_come_from_the_line_then_from_variables_then_from_a_file(tmp_pat
     file.write_text("port: 1\nmax-batch: 2\nmax-queue: 3\nallowed-hosts: [a, b]\ndepth: 'gate:tau=0.5,limit=4'\n")
     monkeypatch.setenv("LOOPWM_MAX_BATCH", "20")
     monkeypatch.setenv("LOOPWM_PORT", "10")
-    options = build_parser().parse_args(["--config", str(file), "--port", "100"])
+    # `datasets` replaces os.environ by a copy when it maps in several processes: the parser's default may be older.
+    options = build_parser().parse_args(["--config", str(file), "--port", "100"], env_vars=os.environ)
     assert (options.port, options.max_batch, options.max_queue, options.allowed_hosts) == (100, 20, 3, ["a", "b"])
     assert options.depth == parse_rule("gate:tau=0.5,limit=4")
     assert options.worlds_file is None
