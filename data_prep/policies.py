@@ -60,6 +60,35 @@ ELSEWHERE = 0.65
 LOOK_FIRST = 0.5
 """Share of the places with a look or an inventory before the tries."""
 
+STRETCHES = 0.5
+"""Share of the places where the tries are a stretch of the path whose first steps are left out."""
+
+LEFT_OUT = (1, 1, 1, 2, 3)
+"""Numbers of steps left out before a stretch."""
+
+CHANGING = (
+    "activate",
+    "clean",
+    "close",
+    "cool",
+    "deactivate",
+    "heat",
+    "mix",
+    "move",
+    "open",
+    "pick",
+    "pour",
+    "put",
+    "take",
+)
+"""Verbs that change what a look or an inventory shows."""
+
+CHANGES = (1, 1, 2, 3)
+"""Numbers of changes made in a row at one place."""
+
+BOTH_LOOKS = 0.3
+"""Share of the places where the changes stand between looks of every kind, not of one."""
+
 _LEAD = 3
 """Steps ahead on the path whose names count as related."""
 
@@ -153,17 +182,44 @@ def act_ahead(environment: Environment, gold: Sequence[str], rng: Random) -> Pla
     path, walk = list(gold), Walk(environment, rng)
     while path:
         mark = walk.mark()
-        later = _in_turn(path, _elsewhere(gold, path) if rng.random() < ELSEWHERE else path[1:])
-        if rng.random() < ONLY_THINGS:
-            later = [action for action in later if not action.startswith(WAYS)]
         if rng.random() < LOOK_FIRST:
             yield from walk.follow([rng.choice(environment.looks)])
-        reached = later[: rng.choice(REACHES)]
-        yield from walk.follow(rng.sample(reached, min(len(reached), rng.choice(TRIES))))
+        yield from walk.follow(_stretch(path, rng) if rng.random() < STRETCHES else _scattered(gold, path, rng))
         path = walk.resume(mark, path)
         steps = rng.randint(*AHEAD_GAPS)
         yield from walk.follow(path[:steps])
         del path[:steps]
+
+
+def act_changing(environment: Environment, gold: Sequence[str], rng: Random) -> Play:
+    """Play the gold path; between its steps change things at random, and look before and after."""
+    path, walk = list(gold), Walk(environment, rng)
+    while path:
+        mark = walk.mark()
+        looks = environment.looks if rng.random() < BOTH_LOOKS else [rng.choice(environment.looks)]
+        yield from walk.follow(looks)
+        for _ in range(rng.choice(CHANGES)):
+            changes = [action for action in environment.valid_actions() if action.startswith(CHANGING)]
+            yield from walk.follow([_of_any_verb(environment, changes, rng), *looks])
+        path = walk.resume(mark, path)
+        steps = rng.randint(*AHEAD_GAPS)
+        yield from walk.follow(path[:steps])
+        del path[:steps]
+
+
+def _stretch(path: Sequence[str], rng: Random) -> list[str]:
+    """Return steps in the path's order without the first ones, which they may need."""
+    start = rng.choice(LEFT_OUT)
+    return _in_turn(path, path[start : start + rng.randint(1, LONGEST_CARELESS)])
+
+
+def _scattered(gold: Sequence[str], path: Sequence[str], rng: Random) -> list[str]:
+    """Return single steps that lie ahead, in any order."""
+    later = _in_turn(path, _elsewhere(gold, path) if rng.random() < ELSEWHERE else path[1:])
+    if rng.random() < ONLY_THINGS:
+        later = [action for action in later if not action.startswith(WAYS)]
+    reached = later[: rng.choice(REACHES)]
+    return rng.sample(reached, min(len(reached), rng.choice(TRIES)))
 
 
 def _in_turn(path: Sequence[str], steps: Sequence[str]) -> list[str]:
@@ -327,6 +383,7 @@ POLICIES = {
         Policy("fork", partial(act_leaving_out, FORK), needs_gold=True, repeatable=True),
         Policy("omission", partial(act_leaving_out, OMISSION), needs_gold=True, repeatable=True),
         Policy("ahead", act_ahead, needs_gold=True, repeatable=True),
+        Policy("changing", act_changing, needs_gold=True, repeatable=True),
         Policy("random", act_random, needs_gold=False, repeatable=True),
     )
 }

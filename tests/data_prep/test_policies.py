@@ -116,13 +116,37 @@ def test_later_steps_are_tried_where_they_do_not_belong_and_then_the_path_is_fou
     for mark, (left, then) in enumerate(pairwise([*environment.rests, []]), start=1):
         back = played.index(f"back to {mark}")
         tried = [action for action in played[start:back] if action in path]
-        assert len(tried) <= max(policies.TRIES)
+        assert len(tried) <= max(*policies.TRIES, policies.LONGEST_CARELESS)
         focus = next((action for action in left if action.startswith("focus")), None)
         assert all(action == focus or not action.startswith("focus") for action in tried)
         elsewhere += sum(action.split()[-1] != left[0].split()[-1] for action in tried)
         start = back + 1 + len(left) - len(then)
         assert played[back + 1 : start] == left[: len(left) - len(then)]
     assert elsewhere > len(environment.rests) > 40
+
+
+class Doors(Marked):
+    """Two of its valid actions change what is seen."""
+
+    def valid_actions(self) -> list[str]:
+        return ["open door", "close door", "read sign", "focus on door"]
+
+
+def test_changes_stand_between_equal_looks() -> None:
+    environment = Doors()
+    played = acted("changing", GOLD, seed=3, environment=environment)
+    start = 0
+    for mark in range(1, environment.marks + 1):
+        back = played.index(f"back to {mark}")
+        inserted = [action for action in played[start:back] if action not in GOLD]
+        changes = [place for place, action in enumerate(inserted) if action in ("open door", "close door")]
+        looks = inserted[: changes[0]]
+        assert set(looks) <= {"look around", "inventory"}
+        assert inserted == looks + [action for place in changes for action in (inserted[place], *looks)]
+        assert 1 <= len(changes) <= max(policies.CHANGES)
+        start = back + 1
+    assert [action for action in played if action in GOLD] == GOLD
+    assert environment.marks > 50
 
 
 def test_a_number_is_said_when_one_is_asked_for_and_only_then() -> None:
