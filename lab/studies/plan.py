@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0.2,
         help="weight of agreement relative to similarity (default: %(default)s)",
     )
+    add("--arms", nargs="+", default=[], metavar="ARM", help="arms to play, the reference first; default: all")
     add("--seed", type=int, default=0, help="seed of variations and random plans (default: 0)")
 
 
@@ -62,5 +63,5 @@ def run(args: argparse.Namespace) -> None:
         tuple(args.tasks), args.split, args.episodes, args.max_steps, args.seed, args.candidates, args.horizon,
         args.weight,
     )  # fmt: skip
-    run_planner(args.model, args.train_episodes, settings, args.out)
+    run_planner(args.model, args.train_episodes, settings, args.arms, args.out)
     print((args.out / "report.md").read_text(encoding="utf-8"), end="")

@@ -41,6 +41,7 @@ from lab.agents.play import PLAYS, play_real, read_plays, won
 from lab.agents.real_world import Game, RealWorld
 from lab.estimates import estimate
 from loopwm.records.episodes import recorded_episodes
+from loopwm.records.errors import InputError
 from loopwm.records.files import write_atomic, write_json
 from loopwm.records.provenance import provenance
 from loopwm.records.template import Context, Transition
@@ -263,6 +264,9 @@ def make_results(plays: Sequence[Mapping[str, Any]], arms: Sequence[str], spec: 
     """Build results.json. Scores below 0 count as 0."""
     score = {arm: np.array([max(play[arm]["score"], 0) for play in plays], dtype=float) for arm in arms}
     success = {arm: np.array([100 * play[arm]["success"] for play in plays], dtype=float) for arm in arms}
+    refused = {arm: np.array([play[arm]["refused"] for play in plays], dtype=float) for arm in arms}
+    steps = {arm: np.array([len(play[arm]["actions"]) for play in plays], dtype=float) for arm in arms}
+    measures = {"score": score, "success": success, "refused": refused, "steps": steps}
     tasks = sorted({play["task"] for play in plays})
     of_task = {task: [i for i, play in enumerate(plays) if play["task"] == task] for task in tasks}
     return {
@@ -271,12 +275,8 @@ def make_results(plays: Sequence[Mapping[str, Any]], arms: Sequence[str], spec: 
             arm: {"score": estimate(score[arm]), "success": estimate(success[arm]), **_work(plays, arm)} for arm in arms
         },
         "differences": [
-            {
-                "a": arms[-1],
-                "b": other,
-                "score": estimate(score[arms[-1]] - score[other]),
-                "success": estimate(success[arms[-1]] - success[other]),
-            }
+            {"a": arms[-1], "b": other}
+            | {name: estimate(values[arms[-1]] - values[other]) for name, values in measures.items()}
             for other in arms[:-1]
         ],
         "task_scores": {
@@ -309,8 +309,9 @@ def render(results: Mapping[str, Any]) -> str:
     text += table(header, [_arm_line(arm, row) for arm, row in arms.items()])
     text += "\nRefused: steps a game that the world refused. Overruled: share of decisions against the most similar "
     text += "place. The last four are of one decision.\n\nDifferences over the same games:\n\n"
-    lines = [[f"{d['a']} - {d['b']}", _cell(d["score"]), _cell(d["success"])] for d in results["differences"]]
-    text += table(["", "score", "success"], lines)
+    measures = ["score", "success", "refused", "steps"]
+    lines = [[f"{d['a']} - {d['b']}", *(_cell(d[name]) for name in measures)] for d in results["differences"]]
+    text += table(["", *measures], lines)
     text += "\nMean score by task:\n\n"
     by_task = results["task_scores"].items()
     return text + table(
@@ -329,11 +330,19 @@ def _cell(estimate: Mapping[str, Any]) -> str:
     return f"{estimate['mean']:.1f} ({low:.1f} to {high:.1f})"
 
 
-def run_planner(model: Path, train_episodes: Sequence[Path], settings: PlanSettings, out: Path) -> None:
-    """Play missing games and write results.json, report.md and plays.jsonl to `out`."""
+def run_planner(
+    model: Path, train_episodes: Sequence[Path], settings: PlanSettings, names: Sequence[str], out: Path
+) -> None:
+    """Play missing games with the arms of these names, all if none; write results.json, report.md and plays.jsonl.
+
+    Raises InputError for an unknown arm.
+    """
     torch.set_num_threads(1)  # seconds are those of one core
     predictor = CheckpointPredictor(model)
     episodes = [episode for episode in recorded_episodes(train_episodes) if episode.env == "scienceworld"]
     arms = make_arms(lambda: LocalWorlds(predictor.world_model, predictor.depth, MOST_DECODED), settings)
+    if unknown := [name for name in names if name not in arms]:
+        raise InputError(f"--arms: expected some of {', '.join(arms)}, got {unknown[0]}")
+    arms = {name: arms[name] for name in names or arms}
     with RealWorld("scienceworld") as world:
         measure(RetrievalAgent(episodes), arms, world, settings, predictor.identity, out)

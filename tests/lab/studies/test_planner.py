@@ -153,6 +153,8 @@ def test_arms_are_compared_over_the_same_games_and_a_kill_loses_one(
     for difference in results["differences"]:
         a, b = (results["arms"][difference[arm]]["score"]["mean"] for arm in "ab")
         assert difference["score"]["mean"] == pytest.approx(a - b)
+        a, b = (results["arms"][difference[arm]]["refused"] for arm in "ab")
+        assert difference["refused"]["mean"] == pytest.approx(a - b)
     assert results["arms"]["retrieval"]["plans"] == 0 < results["arms"]["look-ahead-3"]["plans"]
 
     plays, report = tmp_path / "plays.jsonl", (tmp_path / "report.md").read_text()
