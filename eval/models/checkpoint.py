@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from eval.scores.predictions import Prediction
-from loopwm.core import ExitRule, format_rule, parse_rule
+from loopwm.core import ExitRule, Fixed, format_rule, parse_rule
 from loopwm.records.errors import InputError
 from loopwm.records.files import sha256_of_files
 from loopwm.records.template import LONGEST_OBSERVATION, Context, ContextKind, FormatError, window_context
@@ -22,13 +22,17 @@ from loopwm.worlds.protocol import Worlds
 class CheckpointPredictor:
     """World model that encodes the context, advances without decoding, and decodes at the scored horizons.
 
-    depth: loops of every pass or an exit rule, None for the checkpoint's default. beams: of the search that decodes, 1
-    for greedy decoding. device: the CPU by default. Raises InputError for a folder without a checkpoint, a depth
-    outside its limits, or a rule that needs a gate it does not have.
+    depth: loops of every pass or an exit rule, None for the checkpoint's default. greedy: decode the most probable
+    token at a time, not the likelier of two texts. device: the CPU by default. Raises InputError for a folder without a
+    checkpoint, a depth outside its limits, or a rule that needs a gate it does not have.
     """
 
     def __init__(
-        self, folder: Path, depth: int | ExitRule | None = None, beams: int = 1, device: torch.device | None = None
+        self,
+        folder: Path,
+        depth: int | ExitRule | None = None,
+        greedy: bool = False,
+        device: torch.device | None = None,
     ) -> None:
         try:
             self.world_model = WorldModel.from_pretrained(folder, device)
@@ -39,18 +43,18 @@ class CheckpointPredictor:
             self.depth = self.world_model.model.model.core.check(config.default_depth if depth is None else depth)
         except ValueError as error:
             raise InputError(f"--{error}") from error
-        self.beams = beams
+        self.greedy = greedy or not isinstance(self.depth, Fixed)
         self.training_episodes = TrainingEpisodes.load(folder)
         self._hash = checkpoint_hash(folder)
 
     @property
     def identity(self) -> Mapping[str, str | int]:
         identity = {"model_sha256": self._hash, "depth": format_rule(self.depth)}
-        # Without the default, so that folders of runs from before there were beams can be resumed.
-        return identity if self.beams == 1 else {**identity, "beams": self.beams}
+        # Nothing for greedy decoding, so that folders of runs from before there was another can be resumed.
+        return identity if self.greedy else {**identity, "decoding": "likelier of two"}
 
     def worlds(self) -> LocalWorlds:
-        return LocalWorlds(self.world_model, self.depth, LONGEST_OBSERVATION, self.beams)
+        return LocalWorlds(self.world_model, self.depth, LONGEST_OBSERVATION, self.greedy)
 
     def begin(self, windows: Sequence[Window], context_kind: ContextKind) -> LocalWorlds:
         """Start the windows' worlds. Raises InputError naming a window whose context cannot be encoded."""

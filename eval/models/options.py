@@ -45,7 +45,7 @@ BASELINES = {
 _TAKEN_BY = {
     "depth": {CHECKPOINT},
     "device": {CHECKPOINT},
-    "beams": {CHECKPOINT},
+    "greedy": {CHECKPOINT},
     "train_episodes": {"retrieve", "retrieve-names"},
 }
 """Kinds of model by option; options not listed here are of endpoints."""
@@ -57,7 +57,7 @@ class ModelOptions:
 
     depth: str | None = None
     device: str | None = None
-    beams: int | None = None
+    greedy: bool | None = None
     train_episodes: list[Path] | None = None
     shots: int | None = None
     examples: Path | None = None
@@ -86,9 +86,10 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="device of a checkpoint (default: auto)",
     )
     add(
-        "--beams",
-        type=positive,
-        help="beams of the search that decodes a checkpoint's observations (default: 1, greedy)",
+        "--greedy",
+        action="store_const",
+        const=True,
+        help="decode a checkpoint's most probable token at a time, not the likelier of two texts",
     )
     add(
         "--train-episodes",
@@ -128,7 +129,7 @@ def make_predictor(
         from loopwm.runtime import use_device
 
         depth = None if options.depth is None else read_depth(options.depth)
-        return CheckpointPredictor(Path(model), depth, options.beams or 1, use_device(options.device or "auto"))
+        return CheckpointPredictor(Path(model), depth, bool(options.greedy), use_device(options.device or "auto"))
     shots = DEFAULT_SHOTS if options.shots is None else options.shots
     return _endpoint(model, options, load_shots(windows, options.examples, shots, context_kind, horizons))
 

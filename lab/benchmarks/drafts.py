@@ -50,7 +50,7 @@ def decode(
     for start in range(0, len(worlds), size):
         part = slice(start, start + size)
         lookups = [kind(shared if size > 1 else SharedText(), text) for text in texts[part]]
-        decoded += [one.text for one in model.decode_each(worlds[part], lookups, LONGEST_OBSERVATION)]
+        decoded += [one.text for one in model.decode_each(worlds[part], lookups, LONGEST_OBSERVATION, greedy=True)]
     return decoded, time.process_time() - started
 
 

@@ -109,7 +109,7 @@ class PolicyPredictor(CheckpointPredictor):
         for k in range(1, max(horizons) + 1):
             world = self.world_model.advance(world, [window["actions"][k - 1] for window in windows], advance)
             if k in horizons:
-                decoded = self.world_model.decode_traced(world, LONGEST_OBSERVATION, decode)
+                decoded = self.world_model.decode_traced(world, LONGEST_OBSERVATION, decode, greedy=True)
                 for prediction, loops, traced in zip(predictions, decoded_loops, decoded, strict=True):
                     prediction.texts[k] = traced.text
                     loops.append(traced.loops)

@@ -1,8 +1,9 @@
-"""Decoding: greedy for a padded batch, or beam search over forks of each row's keys and values.
+"""Decoding: the most probable token at a time, and the likelier of that text and one other.
 
-The score of a hypothesis is the sum of the log-probabilities of its tokens, the end mark included. That is
-`length_penalty: 0` of vLLM and transformers, so the search returns the most probable text. vLLM's default of 1 divides
-by the number of tokens of prompt and text together.
+Greedy decoding misses probable texts that begin with an improbable token: where an unseen drawer may hold many things,
+each list is less probable than "nothing", though some thing is more probable than that. So the text that takes the
+second choice at one place, where it may be more probable as a whole, is decoded too, and the likelier one is returned:
+the first step of best-first beam search (Meister et al., 2020).
 
 Shape suffixes: B rows, L new columns, V vocabulary.
 """
@@ -10,15 +11,18 @@ Shape suffixes: B rows, L new columns, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from copy import copy
+from dataclasses import dataclass, field
+from itertools import accumulate, takewhile
+from math import inf, log
 
-import torch
 from torch import Tensor
 
-from loopwm.core import KVCache, RaggedBatch
+from loopwm.core import KVCache
 from loopwm.text.drafts import MOST_DRAFTED, Lookup
-from loopwm.text.model.modeling import States
+
+UNLIKELY = 0.05
+"""Probability below which a second choice is not followed, so that the text before the first other one is final."""
 
 
 @dataclass(frozen=True)
@@ -37,167 +41,155 @@ class Decoded:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """Chosen tokens without the end mark, and the loops of each token and of the mark.
+    """Chosen tokens without the end mark.
 
-    log_probability: the score. ended: the end mark was chosen.
+    loops, scores, seconds: of each token and of the mark, its loops, its log-probability, and the second most probable
+    token with its own. ended: the end mark was chosen.
     """
 
     tokens: tuple[int, ...] = ()
     loops: tuple[int, ...] = ()
-    log_probability: float = 0.0
+    scores: tuple[float, ...] = ()
+    seconds: tuple[tuple[int, float], ...] = ()
     ended: bool = False
 
+    @property
+    def log_probability(self) -> float:
+        return sum(self.scores)
 
-Verify = Callable[[Sequence[KVCache], Sequence[Sequence[int]]], tuple[Tensor, int]]
-"""Appends tokens to states of one row each, in place, padded at the end: -> logits (B, L, V) and loops of all."""
 
-Forward = Callable[[States, Sequence[int], int, Sequence[int]], tuple[Tensor, list[int]]]
-"""Appends one token to each row of a state, in place.
+Forward = Callable[[Sequence[KVCache], Sequence[Sequence[int]], int, Sequence[int]], tuple[Tensor, Sequence[int]]]
+"""Appends tokens to states of one row each, in place, padded at the end.
 
-(state, tokens, number of tokens chosen before, rows of the batch) -> logits (B, V) and the loops of each row.
+(states, tokens, number of passes before, rows of the batch) -> logits (B, L, V) and the loops of each row.
 """
 
 
-def decode_greedily(forward: Forward, state: KVCache, first: int, max_new_tokens: int, end: int) -> list[Hypothesis]:
-    """Take the most probable token until the end mark, for every row of a state.
+@dataclass(frozen=True)
+class Decoder:
+    """Decoding from one token on.
+
+    forward: appends tokens to states. first: the token that comes before a text. end: id of the end mark.
+    max_new_tokens: of a text. drafts: drafted tokens are verified in one pass; needs loops that are the same for all.
+    """
+
+    forward: Forward
+    first: int
+    end: int
+    max_new_tokens: int
+    drafts: bool
+
+    def likelier(self, fresh: Callable[[int], KVCache], lookups: Sequence[Lookup]) -> list[Hypothesis]:
+        """Decode greedily, then the text that departs where another may be likelier; return the likelier ones.
+
+        fresh: returns the state of a row before its text. lookups: as in `greedy`.
+        """
+        texts = self.greedy([fresh(row) for row in range(len(lookups))], [copy(lookup) for lookup in lookups])
+        found = ((row, departure(text.scores, text.seconds, text.ended)) for row, text in enumerate(texts))
+        places = {row: place for row, place in found if place is not None}
+        begun = [self._depart(texts[row], place) for row, place in places.items()]
+        others = self.greedy([fresh(row) for row in places], [copy(lookups[row]) for row in places], begun)
+        for row, other in zip(places, others, strict=True):
+            if other.ended and not (texts[row].ended and texts[row].log_probability >= other.log_probability):
+                texts[row] = other
+        for lookup, text in zip(lookups, texts, strict=True):
+            lookup.extend([*text.tokens, self.end] if text.ended else text.tokens)
+        return texts
+
+    def _depart(self, text: Hypothesis, place: int) -> Hypothesis:
+        """Return the beginning of a text with the second choice at a place."""
+        token, score = text.seconds[place]
+        ended = token == self.end
+        tokens = text.tokens[:place] if ended else (*text.tokens[:place], token)
+        scores = (*text.scores[:place], score)
+        return Hypothesis(tokens, text.loops[: place + 1], scores, text.seconds[: place + 1], ended)
+
+    def greedy(
+        self, states: Sequence[KVCache], lookups: Sequence[Lookup], begun: Sequence[Hypothesis] = ()
+    ) -> list[Hypothesis]:
+        """Take the most probable token until the end mark, in fewer passes where the lookups' drafts are right.
+
+        Args:
+            states: before each text, of one row each.
+            lookups: of each row, up to the token `first`; the chosen tokens are added.
+            begun: beginnings of the texts; empty ones by default.
+        """
+        states, results = list(states), list(begun) or [Hypothesis() for _ in states]
+        for lookup, result in zip(lookups, results, strict=True):
+            lookup.extend(result.tokens)
+        known = [[self.first, *result.tokens] for result in results]
+        going = [row for row, result in enumerate(results) if not self._is_over(result)]
+        passes = 0
+        while going:
+            room = MOST_DRAFTED // len(going) if self.drafts else 0
+            rooms = {row: min(room, self.max_new_tokens - len(results[row].tokens) - 1) for row in going}
+            drafts = [[*takewhile(self.end.__ne__, lookups[row].draft(rooms[row]))] for row in going]
+            inputs = [known[row] + draft for row, draft in zip(going, drafts, strict=True)]
+            logits_BLV, loops = self.forward([states[row] for row in going], inputs, passes, going)
+            choices = zip(_two_best(logits_BLV), loops, drafts, strict=True)
+            for row, (best, count, draft) in zip(list(going), choices, strict=True):
+                fed = len(known[row])
+                right = self._right(draft, best[fed - 1 :])
+                results[row] = self._extended(results[row], best[fed - 1 : fed - 1 + right], count)
+                tokens = [token for (token, _), _ in best[fed - 1 : fed - 1 + right]]
+                lookups[row].extend(tokens)
+                known[row] = tokens[-1:]
+                states[row] = states[row].keep_newest([fed - 1 + right], logits_BLV.shape[1])
+                if self._is_over(results[row]):
+                    lookups[row].share(len(results[row].loops))
+                    going.remove(row)
+            passes += 1
+        return results
+
+    def _is_over(self, text: Hypothesis) -> bool:
+        return text.ended or len(text.tokens) >= self.max_new_tokens
+
+    @staticmethod
+    def _right(draft: Sequence[int], best: Sequence[TwoBest]) -> int:
+        """Return how many choices count: those after a right draft, and the one that corrects it."""
+        wrong = (place for place, token in enumerate(draft) if token != best[place][0][0])
+        return next(wrong, len(draft)) + 1
+
+    def _extended(self, text: Hypothesis, best: Sequence[TwoBest], loops: int) -> Hypothesis:
+        tokens = tuple(token for (token, _), _ in best)
+        ended = tokens[-1] == self.end
+        return Hypothesis(
+            text.tokens + (tokens[:-1] if ended else tokens),
+            (*text.loops, *[loops] * len(best)),
+            (*text.scores, *[score for (_, score), _ in best]),
+            (*text.seconds, *[second for _, second in best]),
+            ended,
+        )
+
+
+TwoBest = tuple[tuple[int, float], tuple[int, float]]
+"""Most probable token and the second most probable one, each with its log-probability."""
+
+
+def _two_best(logits_BLV: Tensor) -> list[list[TwoBest]]:
+    """Return the two best tokens of each row and column; of equals the first is best, as for argmax."""
+    logits = logits_BLV.float()
+    ids = logits.argmax(-1, keepdim=True)
+    totals = logits.logsumexp(-1, keepdim=True)
+    others = logits.scatter(-1, ids, -inf).max(-1, keepdim=True)
+    tokens = zip(ids.squeeze(-1).tolist(), others.indices.squeeze(-1).tolist(), strict=True)
+    scores = ((values - totals).squeeze(-1).tolist() for values in (logits.gather(-1, ids), others.values))
+    return [
+        [((one, score), (other, second)) for one, other, score, second in zip(*row, *values, strict=True)]
+        for row, values in zip(tokens, zip(*scores, strict=True), strict=True)
+    ]
+
+
+def departure(scores: Sequence[float], seconds: Sequence[tuple[int, float]], ended: bool) -> int | None:
+    """Return the place where the second choice may begin a text more probable than this one; None if none may.
 
     Args:
-        forward: appends tokens to the state.
-        state: of the rows, changed in place.
-        first: the token that comes before the text.
-        max_new_tokens: of each text.
-        end: id of the end mark.
+        scores: log-probabilities of the text's tokens, with its end mark.
+        seconds: the second most probable token at each of them, and its log-probability.
+        ended: False for a text that was cut, which any whole text beats.
     """
-    chosen: list[list[int]] = [[] for _ in range(len(state.valid))]
-    loops_of: list[list[int]] = [[] for _ in chosen]
-    scores = [0.0] * len(chosen)
-    rows, going = list(range(len(chosen))), set(range(len(chosen)))
-    tokens = [first] * len(rows)
-    for step in range(max_new_tokens):
-        if 2 * len(going) <= len(rows):  # dropping rows copies the caches, so wait for half
-            places = [i for i, row in enumerate(rows) if row in going]
-            rows, tokens = [rows[i] for i in places], [tokens[i] for i in places]
-            state = state.select(torch.tensor(places, device=state.valid.device))
-        logits_BV, loops = forward(state, tokens, step, rows)
-        values_B, tokens_B = logits_BV.float().max(-1)
-        tokens, scores_B = tokens_B.tolist(), values_B - logits_BV.float().logsumexp(-1)
-        for row, token, count, score in zip(rows, tokens, loops, scores_B.tolist(), strict=True):
-            if row in going:
-                loops_of[row].append(count)
-                scores[row] += score
-            if row in going and token != end:
-                chosen[row].append(token)
-            else:
-                going.discard(row)
-        if not going:
-            break
-    texts = enumerate(zip(chosen, loops_of, scores, strict=True))
-    return [Hypothesis(tuple(tokens), tuple(loops), score, row not in going) for row, (tokens, loops, score) in texts]
-
-
-def decode_drafts(
-    verify: Verify, states: Sequence[KVCache], lookups: Sequence[Lookup], first: int, max_new_tokens: int, end: int
-) -> list[Hypothesis]:
-    """Decode as `decode_greedily`, in fewer passes where the lookups' drafts are right.
-
-    Args:
-        verify: appends tokens to the states.
-        states: of one row each.
-        lookups: of each row, up to the token `first`; the chosen tokens are added.
-        first: the token that comes before the text.
-        max_new_tokens: of each text.
-        end: id of the end mark.
-    """
-    states, results = list(states), [Hypothesis() for _ in states]
-    newest, going = [first] * len(states), list(range(len(states)))
-    while going:
-        room = MOST_DRAFTED // len(going)
-        rooms = {i: min(room, max_new_tokens - len(results[i].tokens) - 1) for i in going}
-        inputs = [[newest[i], *takewhile(end.__ne__, lookups[i].draft(rooms[i]))] for i in going]
-        logits_BLV, loops = verify([states[i] for i in going], inputs)
-        values_BL, tokens_BL = logits_BLV.float().max(-1)
-        scores_BL = values_BL - logits_BLV.float().logsumexp(-1)
-        choices = zip(tokens_BL.tolist(), scores_BL.tolist(), strict=True)
-        for i, given, (chosen, scores) in zip(list(going), inputs, choices, strict=True):
-            count = _right(given[1:], chosen)
-            tokens = tuple(chosen[:count])
-            ended = tokens[-1] == end
-            results[i] = Hypothesis(
-                results[i].tokens + (tokens[:-1] if ended else tokens),
-                (*results[i].loops, *[loops] * count),
-                results[i].log_probability + sum(scores[:count]),
-                ended,
-            )
-            lookups[i].extend(tokens)
-            newest[i] = tokens[-1]
-            states[i] = states[i].keep_newest([count], logits_BLV.shape[1])
-            if ended or len(results[i].tokens) == max_new_tokens:
-                lookups[i].share(len(results[i].loops))
-                going.remove(i)
-    return results
-
-
-def _right(draft: Sequence[int], chosen: Sequence[int]) -> int:
-    """Return how many of the chosen tokens count: those after a right draft, and the one that corrects it."""
-    wrong = (place for place, token in enumerate(draft) if token != chosen[place])
-    return next(wrong, len(draft)) + 1
-
-
-def search_beams(
-    forward: Forward, states: Sequence[KVCache], first: int, beams: int, max_new_tokens: int, end: int
-) -> list[list[Hypothesis]]:
-    """Search the most probable texts after each state of one row; return its `beams` hypotheses, best first.
-
-    Ended hypotheses stay in the beam: a score only falls as a text goes on, so one that has ended and is best stays so,
-    and ends its search. With one beam this is greedy decoding.
-
-    Args:
-        forward: appends tokens to the states.
-        states: forks of them must be cheap: caches with a prefix, which is kept and read once for all beams.
-        first: the token that comes before the text.
-        beams: hypotheses that are kept.
-        max_new_tokens: of each text.
-        end: id of the end mark.
-    """
-    states, hypotheses = list(states), [[Hypothesis()] for _ in states]
-    for step in range(max_new_tokens):
-        rows = [row for row, beam in enumerate(hypotheses) if not beam[0].ended]
-        if not rows:
-            break
-        running = [[hypothesis for hypothesis in hypotheses[row] if not hypothesis.ended] for row in rows]
-        tokens = [hypothesis.tokens[-1] if step else first for each in running for hypothesis in each]
-        row_of = [row for row, each in zip(rows, running, strict=True) for _ in each]
-        logits_BV, loops = forward(RaggedBatch([states[row] for row in rows]), tokens, step, row_of)
-        after = 0
-        for row, each in zip(rows, running, strict=True):
-            part = slice(after, after := after + len(each))
-            ended = [(hypothesis, -1) for hypothesis in hypotheses[row] if hypothesis.ended]  # no row in the state
-            candidates = ended + _extensions(each, logits_BV[part], loops[part], min(beams, logits_BV.shape[-1]), end)
-            # Stable: among equals, those that ended earlier and more probable prefixes stay first.
-            candidates = sorted(candidates, key=lambda candidate: -candidate[0].log_probability)[:beams]
-            hypotheses[row] = [hypothesis for hypothesis, _ in candidates]
-            parents = [parent for hypothesis, parent in candidates if not hypothesis.ended]
-            if parents and parents != list(range(len(each))):  # the same rows in order need no copy
-                states[row] = states[row].select(torch.tensor(parents, device=logits_BV.device))
-    return hypotheses
-
-
-def _extensions(
-    running: Sequence[Hypothesis], logits_BV: Tensor, loops: Sequence[int], count: int, end: int
-) -> list[tuple[Hypothesis, int]]:
-    """Extend each hypothesis by each of its `count` most probable tokens; return them with their rows."""
-    # Rank by logits: log-softmax may round two of them to equals, and then the order would differ from argmax.
-    values_BK, tokens_BK = logits_BV.float().topk(count)
-    scores_BK = values_BK.double() - logits_BV.double().logsumexp(-1, keepdim=True)
-    extensions = []
-    for row, (hypothesis, tokens, scores) in enumerate(
-        zip(running, tokens_BK.tolist(), scores_BK.tolist(), strict=True)
-    ):
-        deeper = replace(hypothesis, loops=(*hypothesis.loops, loops[row]))
-        for token, score in zip(tokens, scores, strict=True):
-            total = hypothesis.log_probability + score
-            if token == end:
-                extensions.append((replace(deeper, log_probability=total, ended=True), row))
-            else:
-                extensions.append((replace(deeper, log_probability=total, tokens=(*hypothesis.tokens, token)), row))
-    return extensions
+    *before, total = accumulate(scores, initial=0.0)
+    others = zip(before, seconds, strict=True)
+    bounds = [start + score if score >= log(UNLIKELY) else -inf for start, (_, score) in others]
+    place = max(range(len(bounds)), key=bounds.__getitem__)
+    return place if bounds[place] > (total if ended else -inf) else None

@@ -15,7 +15,7 @@ state slots; decoding by one for each row and token. Contexts always run to the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -29,8 +29,8 @@ from transformers import PreTrainedTokenizerFast
 from loopwm.core import ExitRule, Fixed, KVCache, RaggedBatch, quick_products
 from loopwm.records import template
 from loopwm.records.template import Context, ContextTooLongError, FormatError, Transition
-from loopwm.text.decoding import Decoded, Hypothesis, decode_drafts, decode_greedily, search_beams
-from loopwm.text.drafts import Lookup
+from loopwm.text.decoding import Decoded, Decoder, Hypothesis
+from loopwm.text.drafts import Lookup, SharedText
 from loopwm.text.model.checkpoint import load_checkpoint
 from loopwm.text.model.heads import Predictions
 from loopwm.text.model.modeling import Carried, LoopWMForCausalLM, States
@@ -219,13 +219,13 @@ class WorldModel:
         world: World,
         max_new_tokens: int = template.LONGEST_OBSERVATION,
         depth: int | ExitRule | None = None,
-        beams: int = 1,
+        greedy: bool = False,
     ) -> list[str]:
-        """Decode the observation of each row: greedily, or the best of a search with `beams` (`loopwm.text.decoding`).
+        """Decode the observation of each row: the likelier of two texts (`loopwm.text.decoding`), or the greedy one.
 
-        `world` stays as it is; `depth` as in `advance`. Raises ValueError for `beams` or `max_new_tokens` below 1.
+        `world` stays as it is; `depth` as in `advance`. Raises ValueError for `max_new_tokens` below 1.
         """
-        return [decoded.text for decoded in self.decode_traced(world, max_new_tokens, depth, beams)]
+        return [decoded.text for decoded in self.decode_traced(world, max_new_tokens, depth, greedy)]
 
     @torch.inference_mode()
     def decode_traced(
@@ -233,22 +233,17 @@ class WorldModel:
         world: World,
         max_new_tokens: int = template.LONGEST_OBSERVATION,
         depth: int | ExitRule | None = None,
-        beams: int = 1,
+        greedy: bool = False,
     ) -> list[Decoded]:
         """Decode as `decode`, with the loops of each token and the text's log-probability.
 
         With `decode_sees: state` the decoder attends to the newest slots only, which is D(h_K) (LoopWM, equation 18).
         After every step: LoopWM, equations 13 to 15.
         """
-        if min(beams, max_new_tokens) < 1:
-            raise ValueError(f"beams, max_new_tokens: must be at least 1, got {beams}, {max_new_tokens}")
-        state, rule = self.before_decoding(world), self._rule(world, depth)
-        forward = partial(self._next_tokens, rule)
-        if beams == 1:
-            return self._texts(decode_greedily(forward, state, self._obs, max_new_tokens, self._end))
-        states = [state.row(row).whole().share(1) for row in range(len(world))]
-        hypotheses = search_beams(forward, states, self._obs, beams, max_new_tokens, self._end)
-        return self._texts([beam[0] for beam in hypotheses])
+        state = self.before_decoding(world)
+        lookups = [Lookup(SharedText(), "") for _ in range(len(world))]
+        rule = self._rule(world, depth)
+        return self._decode(lambda row: state.row(row).whole().share(1), lookups, max_new_tokens, rule, greedy)
 
     @torch.inference_mode()
     def decode_each(
@@ -256,41 +251,48 @@ class WorldModel:
         worlds: Sequence[World],
         lookups: Sequence[Lookup],
         max_new_tokens: int = template.LONGEST_OBSERVATION,
-        beams: int = 1,
+        greedy: bool = False,
     ) -> list[Decoded]:
         """Decode worlds of one row each and of one depth, with any histories, together.
 
         lookups: texts of each world up to its last action (`context_ids`, `action_ids`), extended by what is decoded.
-            Drafts are of these, if one beam is enough and exits do not depend on single tokens.
         """
         if not worlds:
             return []
-        states, rule = [self.before_decoding(world) for world in worlds], worlds[0].depth
-        if beams == 1 and isinstance(rule, Fixed):
-            verify = partial(self._verify, rule)
-            return self._texts(decode_drafts(verify, states, lookups, self._obs, max_new_tokens, self._end))
-        states = [state.whole().share(1) for state in states]
-        hypotheses = search_beams(partial(self._next_tokens, rule), states, self._obs, beams, max_new_tokens, self._end)
-        return self._texts([beam[0] for beam in hypotheses])
+        return self._decode(
+            lambda row: self.before_decoding(worlds[row]), lookups, max_new_tokens, worlds[0].depth, greedy
+        )
 
-    def _verify(self, rule: Fixed, states: Sequence[KVCache], tokens: Sequence[Sequence[int]]) -> tuple[Tensor, int]:
-        longest = max(map(len, tokens))
-        columns = torch.tensor([[*row, *[self._pad] * (longest - len(row))] for row in tokens])
-        valid = torch.tensor([[True] * len(row) + [False] * (longest - len(row)) for row in tokens])
-        device = self.model.device
-        out = self._forward(RaggedBatch(states), columns.to(device), valid.to(device), rule)
-        return self.model.lm_head(out.hidden), rule.loops
+    def _decode(
+        self,
+        fresh: Callable[[int], KVCache],
+        lookups: Sequence[Lookup],
+        max_new_tokens: int,
+        rule: ExitRule,
+        greedy: bool,
+    ) -> list[Decoded]:
+        """Decode each row. Where exits depend on single tokens, greedily and without drafts."""
+        if max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens: must be at least 1, got {max_new_tokens}")
+        fixed = isinstance(rule, Fixed)
+        decoder = Decoder(partial(self._next_tokens, rule), self._obs, self._end, max_new_tokens, drafts=fixed)
+        if fixed and not greedy:
+            return self._texts(decoder.likelier(fresh, lookups))
+        return self._texts(decoder.greedy([fresh(row) for row in range(len(lookups))], lookups))
 
     def _texts(self, best: Sequence[Hypothesis]) -> list[Decoded]:
         texts = self.tokenizer.batch_decode([list(row.tokens) for row in best], skip_special_tokens=True)
         return [Decoded(text, row.loops, row.ended, row.log_probability) for text, row in zip(texts, best, strict=True)]
 
     def _next_tokens(
-        self, rule: ExitRule, state: States, tokens: Sequence[int], step: int, rows: Sequence[int]
-    ) -> tuple[Tensor, list[int]]:
-        column = torch.tensor(tokens, device=self.model.device)[:, None]
-        out = self._forward(state, column, torch.ones_like(column).bool(), rule.for_pass(step, rows))
-        return self.model.lm_head(out.hidden[:, -1]), out.loops
+        self, rule: ExitRule, states: Sequence[KVCache], tokens: Sequence[Sequence[int]], step: int, rows: Sequence[int]
+    ) -> tuple[Tensor, Sequence[int]]:
+        longest = max(map(len, tokens))
+        columns = torch.tensor([[*row, *[self._pad] * (longest - len(row))] for row in tokens])
+        valid = torch.tensor([[True] * len(row) + [False] * (longest - len(row)) for row in tokens])
+        device = self.model.device
+        out = self._forward(RaggedBatch(states), columns.to(device), valid.to(device), rule.for_pass(step, rows))
+        return self.model.lm_head(out.hidden), out.loops
 
     @torch.inference_mode()
     def nll(self, world: World, observations: Sequence[str]) -> tuple[Tensor, Tensor]:

@@ -21,8 +21,8 @@ from loopwm.worlds.protocol import Imagined, check_lengths, check_rows, longer
 class LocalWorlds:
     """Worlds of a checkpoint in this process.
 
-    depth: loops of every pass or an exit rule, None for the checkpoint's default. beams: of the search that decodes, 1
-    for greedy decoding.
+    depth: loops of every pass or an exit rule, None for the checkpoint's default. greedy: decode the most probable
+    token at a time, not the likelier of two texts (`loopwm.text.decoding`).
     """
 
     def __init__(
@@ -30,9 +30,9 @@ class LocalWorlds:
         model: WorldModel,
         depth: int | ExitRule | None = None,
         max_new_tokens: int = LONGEST_OBSERVATION,
-        beams: int = 1,
+        greedy: bool = False,
     ) -> None:
-        self._model, self._depth, self._max_new_tokens, self._beams = model, depth, max_new_tokens, beams
+        self._model, self._depth, self._max_new_tokens, self._greedy = model, depth, max_new_tokens, greedy
         self._contexts: list[Context] = []
         self._real: list[World] = []
         self._now: list[World] = []
@@ -50,7 +50,7 @@ class LocalWorlds:
 
     def fresh(self) -> LocalWorlds:
         """Return other worlds of the same model, not begun."""
-        return LocalWorlds(self._model, self._depth, self._max_new_tokens, self._beams)
+        return LocalWorlds(self._model, self._depth, self._max_new_tokens, self._greedy)
 
     @property
     def steps_cut(self) -> tuple[int, ...]:
@@ -84,7 +84,7 @@ class LocalWorlds:
         full = [bool(world.state.next_position > longest) for world in worlds]
         seen = [row for row, over in zip(rows, full, strict=True) if decode and not over]
         states, lookups = [self._now[row] for row in seen], [self._lookups[row] for row in seen]
-        decoded = iter(self._model.decode_each(states, lookups, self._max_new_tokens, beams=self._beams))
+        decoded = iter(self._model.decode_each(states, lookups, self._max_new_tokens, self._greedy))
         steps = zip(worlds, full, strict=True)
         return [
             Imagined("", finish="full") if over else self._imagined(world, next(decoded) if decode else None)

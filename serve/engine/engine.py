@@ -19,7 +19,7 @@ from loopwm.core import KVCache
 from loopwm.runtime import release_memory
 from loopwm.text.model.modeling import LoopWMForCausalLM
 from serve.engine.batch import RunningBatch
-from serve.engine.forward import ForwardGenerator, ModelRunner, prefill, run_batch
+from serve.engine.forward import ForwardGenerator, ModelRunner, extend, prefill, run_batch
 from serve.engine.prefix_cache import PrefixCache
 from serve.engine.requests import Request, RequestContext, WorkItem
 from serve.engine.scheduler import RetryEstimator, Scheduler
@@ -89,7 +89,7 @@ class Engine:
         self.runner.token_bytes(model.config.default_depth)
         self.cache = PrefixCache(self.limits.cache_bytes)
         self._threads = threads
-        self._end_token = end_token
+        self.end_token = end_token
         self._batch = RunningBatch(self.runner, end_token)
         self._scheduler = Scheduler()
         self._admitted: set[RequestContext] = set()
@@ -202,7 +202,7 @@ class Engine:
     def _prefill(self, request: Request) -> ForwardGenerator[KVCache]:
         """Return the KV cache before the last token of the prompt."""
         if request.start is not None:
-            return request.start.fork()
+            return (yield from extend(self.runner, request.start.fork(), request.prompt[:-1], request.depth.limit))
         return (yield from prefill(self.runner, self.cache, request.prompt[:-1], request.depth.limit))
 
     def _finish(self, item: WorkItem, result: Any) -> None:

@@ -143,12 +143,18 @@ def prefill(runner: ModelRunner, cache: PrefixCache, ids: tuple[int, ...], loops
     state = cache.get_prompt(ids, loops) or KVCache(1, runner.device)
     cached = state.length
     state.reserved = len(ids)
-    while state.length < len(ids):
-        result: PrefillResult = yield PrefillChunk(runner, state, ids[state.length :], loops)
-        state = result.state
+    state = yield from extend(runner, state, ids[state.length :], loops)
     # A prefix that grew by less than a block is not worth a second entry.
     if state.length >= cached + BLOCK or cached == 0:
         cache.put_prompt(ids, loops, state.fork())
+    return state
+
+
+def extend(runner: ModelRunner, state: KVCache, ids: Sequence[int], loops: int) -> ForwardGenerator[KVCache]:
+    """Return a state of one row with `ids` appended."""
+    while ids:
+        result: PrefillResult = yield PrefillChunk(runner, state, ids, loops)
+        state, ids = result.state, ids[len(result.hidden) :]
     return state
 
 

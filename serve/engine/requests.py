@@ -109,7 +109,7 @@ class Request(WorkItem):
 
     prompt: token ids, at least one.
     depth: exit rule of decode steps; prefill runs to its limit.
-    start: world state of one row to continue from; the prompt is one token then.
+    start: world state of one row to continue from, before the prompt.
     deliver: receives events; must not refer to the request, for the same reason as in `close`.
     siblings: other requests of the same prompt, which decode from its prefill.
     next_token: input of the next decode step.

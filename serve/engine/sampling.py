@@ -27,6 +27,7 @@ class SamplingParams:
     min_tokens: tokens before the end token and `stops` may end the text.
     ignore_end: never sample the end token.
     logprobs: number of alternatives scored at each token; None for no scores.
+    likelier: answer the likelier of two texts (`loopwm.text.decoding`); needs temperature 0 and two `logprobs`.
     stops: strings that end the text.
     """
 
@@ -39,6 +40,7 @@ class SamplingParams:
     min_tokens: int = 0
     ignore_end: bool = False
     logprobs: int | None = None
+    likelier: bool = False
     stops: tuple[str, ...] = ()
 
     def generator(self) -> torch.Generator:

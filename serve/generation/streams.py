@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from math import log
 from typing import Any, TypeVar
 
+from loopwm.core import Fixed
+from loopwm.text.decoding import UNLIKELY, departure
 from serve.engine.engine import Engine
 from serve.engine.requests import Event, Request
 from serve.engine.requests import Finish as Finish
@@ -64,8 +67,8 @@ class TextStream:
         self.loops: list[int] = []
         self.finish = Finish.STOP
         self.end_score: float | None = None
-        self._request, self._detokenizer = request, detokenizer
-        self._metrics, self._charge = metrics, charge
+        self._requests, self._detokenizer = [request], detokenizer
+        self._engine, self._metrics, self._charge = engine, metrics, charge
         self._events: asyncio.Queue[tuple[float, Event]] = asyncio.Queue()
         self._arrived = self._last = time.perf_counter()
         request.deliver = _delivery(self._events, engine)
@@ -91,13 +94,14 @@ class TextStream:
             # Recorded before the last delta: its reader may stop there.
             outcome = None
             seconds = time.perf_counter() - self._arrived
-            self._metrics.record_end(self.finish, len(self._request.prompt), self.tokens, seconds)
+            self._metrics.record_end(self.finish, len(self._requests[0].prompt), self.tokens, seconds)
             yield TextDelta(rest, tuple(new_tokens))
         except Exception:
             outcome = "error"
             raise
         finally:
-            self._request.cancelled = True
+            for request in self._requests:
+                request.cancelled = True
             if outcome is not None:
                 self._metrics.record_outcome(outcome)
 
@@ -109,12 +113,10 @@ class TextStream:
 
     async def _read(self) -> AsyncIterator[Event]:
         """Yield events with a token."""
-        while True:
-            now, event = await self._events.get()
-            if event.error is not None:
-                raise event.error
-            first = 0 if self.loops else len(self._request.prompt)
-            self._metrics.record_token(now - self._last, event, first)
+        first = self._requests[0]
+        likelier = first.params.likelier and isinstance(first.depth, Fixed)
+        async for now, event in self._likelier() if likelier else _received(self._events):
+            self._metrics.record_token(now - self._last, event, 0 if self.loops else len(first.prompt))
             self._last = now
             self.loops.append(event.loops)
             if event.token is not None:
@@ -123,7 +125,75 @@ class TextStream:
                 self.end_score = event.scores.chosen
             if event.finish is not None:
                 self.finish = event.finish
-                return
+
+    async def _likelier(self) -> AsyncIterator[tuple[float, Event]]:
+        """Yield the events of the likelier of two texts (`loopwm.text.decoding`).
+
+        Those before the first likely second choice, which are the same in both, come at once, the others at the end.
+        """
+        events: list[Event] = []
+        sent = 0
+        async for now, event in _received(self._events):
+            if sent == len(events) and self._second(event)[1] < log(UNLIKELY):
+                sent += 1
+                yield now, event
+            events.append(event)
+        scores, ended = _scores(events), events[-1].finish is Finish.STOP
+        place = departure(scores, [self._second(event) for event in events], ended)
+        if place is not None:
+            other = [*events[:place], *await self._depart(events, place)]
+            if other[-1].finish is Finish.STOP and not (ended and sum(scores) >= sum(_scores(other))):
+                events = other
+        for event in events[sent:]:
+            yield time.perf_counter(), event
+
+    async def _depart(self, events: Sequence[Event], place: int) -> list[Event]:
+        """Decode the rest of the text that takes the second choice at a place."""
+        event = events[place]
+        token, score = self._second(event)
+        if token == self._engine.end_token:
+            return [Event(loops=event.loops, scores=Scores(score), finish=Finish.STOP)]
+        first = self._requests[0]
+        assert first.params.max_tokens is not None
+        room = first.params.max_tokens - place - 1
+        departing = Event(token, event.loops, Scores(score), None if room else Finish.LENGTH)
+        if not room:
+            return [departing]
+        rest: asyncio.Queue[tuple[float, Event]] = asyncio.Queue()
+        before = [event.token for event in events[:place] if event.token is not None]
+        request = Request(
+            prompt=(*first.prompt, *before, token),
+            params=replace(first.params, max_tokens=room),
+            depth=first.depth,
+            start=first.start,
+            context=first.context,
+            deliver=_delivery(rest, self._engine),
+            ctx=first.ctx,
+        )
+        self._requests.append(request)
+        self._engine.submit([request])
+        return [departing, *[event async for _, event in _received(rest)]]
+
+    def _second(self, event: Event) -> tuple[int, float]:
+        """Return the second most probable token of a step, and its log-probability."""
+        assert event.scores is not None
+        chosen = self._engine.end_token if event.token is None else event.token
+        return next((token, score) for token, score in event.scores.top if token != chosen)
+
+
+async def _received(events: asyncio.Queue[tuple[float, Event]]) -> AsyncIterator[tuple[float, Event]]:
+    """Yield a request's events up to its end. Raises errors of the engine."""
+    event = Event()
+    while event.finish is None:
+        now, event = await events.get()
+        if event.error is not None:
+            raise event.error
+        yield now, event
+
+
+def _scores(events: Sequence[Event]) -> list[float]:
+    """Return the log-probabilities of a text."""
+    return [event.scores.chosen for event in events if event.scores is not None]
 
 
 def _delivery(events: asyncio.Queue[tuple[float, Event]], engine: Engine) -> Callable[[Event], None]:

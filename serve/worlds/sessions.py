@@ -19,7 +19,7 @@ from loopwm.text.drafts import as_text
 from loopwm.text.model.tokenizer import special_ids
 from loopwm.text.world import World, WorldModel
 from serve.engine.requests import Finish, Request, RequestContext
-from serve.engine.sampling import SamplingParams
+from serve.engine.sampling import GREEDY_BELOW, SamplingParams
 from serve.generation.prompts import PromptTooLongError
 from serve.generation.service import DeadlineError, Depth, Service
 from serve.generation.streams import TextDelta, TextStream, interleaved, together
@@ -69,7 +69,8 @@ class StepRequest:
             self.top_p,
             None if self.seed is None else self.seed + index,
             max_tokens=min(self.max_tokens, room),
-            logprobs=0,  # for the trust in an observation
+            logprobs=2,  # for the trust in an observation, and what would have been the second choice
+            likelier=self.temperature < GREEDY_BELOW,
         )
 
 

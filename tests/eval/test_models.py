@@ -83,21 +83,20 @@ def test_a_run_says_how_many_of_its_windows_are_foreign(
             assert said in text if said else "worded unlike" not in text
 
 
-def test_beams_of_a_run_reach_decoding_and_are_recorded(
+def test_greedy_decoding_of_a_run_is_recorded(
     checkpoint: Path, make_window: MakeWindow, write_suite: WriteSuite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
     decode = WorldModel.decode_each
     monkeypatch.setattr("eval.models.checkpoint.LONGEST_OBSERVATION", 4)
-    monkeypatch.setattr(WorldModel, "decode_each", lambda *a, **k: asked.append(k["beams"]) or decode(*a, **k))
+    monkeypatch.setattr(WorldModel, "decode_each", lambda *a: asked.append(a[-1]) or decode(*a))
     arguments = ["run", "--suite", str(write_suite([make_window("w")])), "--context", "observed", "--horizons", "1"]
-    for beams in (1, 3):
-        model = ["--model", str(checkpoint), "--beams", str(beams), "--out", str(tmp_path / str(beams))]
-        assert main([*arguments, *model]) == 0
-    results = [json.loads((tmp_path / out / "results.json").read_text())["provenance"] for out in "13"]
-    assert [found.get("beams") for found in results] == [None, 3]
-    assert asked == [1, 3]
-    assert main([*arguments, "--model", "copy", "--beams", "2", "--out", str(tmp_path / "copy")]) == 2
+    for out, options in (("likelier", []), ("greedy", ["--greedy"])):
+        assert main([*arguments, "--model", str(checkpoint), *options, "--out", str(tmp_path / out)]) == 0
+    runs = [json.loads((tmp_path / out / "results.json").read_text()) for out in ("likelier", "greedy")]
+    assert [run["provenance"].get("decoding") for run in runs] == ["likelier of two", None]
+    assert asked == [False, True]
+    assert main([*arguments, "--model", "copy", "--greedy", "--out", str(tmp_path / "copy")]) == 2
 
 
 def test_a_head_over_the_context_limit_names_the_window(checkpoint: Path, make_window: MakeWindow) -> None:

@@ -1,22 +1,24 @@
-"""Beam search against searches written out without caches."""
+"""Decoding against searches written out without caches."""
 
 from __future__ import annotations
 
-import itertools
 import math
-from typing import Any
+from functools import partial
 
 import pytest
 import torch
 
-from loopwm.core import Convergence, Fixed, RaggedBatch
+from loopwm.core import Convergence, Fixed
 from loopwm.records import template
-from loopwm.text.decoding import Hypothesis, decode_greedily, search_beams
+from loopwm.text.decoding import UNLIKELY, Decoder, departure
+from loopwm.text.drafts import Lookup, SharedText
 from loopwm.text.world import WorldModel
 from tests.fixtures.models import random_model
 from tests.text.test_world import ACTIONS, LONG, SHORT
 
 DEPTH, LENGTH = 3, 6
+END = 0
+"""Id of the end mark of toy models."""
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +26,7 @@ def ending(model, tokenizer) -> WorldModel:
     """A world model whose end mark is a word that its random weights choose as the third."""
     world_model = WorldModel(model, tokenizer)
     world = world_model.advance(world_model.encode([SHORT], DEPTH), ["wait"])
-    ids = world_model._ids(world_model.decode(world, 3)[0])
+    ids = world_model._ids(world_model.decode(world, 3, greedy=True)[0])
     world_model._end = ids[-1]
     return world_model
 
@@ -34,151 +36,190 @@ def imagined(world_model: WorldModel, rows=(0, 1)):
     return world_model.advance(world, [ACTIONS[row][0] for row in rows])
 
 
-def uncached_beams(world_model: WorldModel, prompt: str, beams: int) -> tuple[list[int], float, bool]:
-    """Best text, its score, and whether it ended. Every extension of every kept text is scored as a whole prompt."""
-    start, end = world_model._ids(prompt), world_model._end
-    kept: list[tuple[list[int], float, bool]] = [([], 0.0, False)]
-    for _ in range(LENGTH):
-        extended = [one for one in kept if one[2]]
-        for tokens, score, over in kept:
-            if not over:
-                with torch.no_grad():
-                    logits = world_model.model(torch.tensor([start + tokens]), depth=DEPTH).logits[0, -1]
-                for token, more in enumerate(logits.double().log_softmax(-1).tolist()):
-                    text = tokens if token == end else [*tokens, token]
-                    extended.append((text, score + more, token == end))
-        kept = sorted(extended, key=lambda one: -one[1])[:beams]
-    return kept[0]
-
-
-@pytest.mark.parametrize("beams", [1, 2, 5])
-def test_beams_equal_a_search_without_caches(ending, beams):
-    decoded = ending.decode_traced(imagined(ending), LENGTH, beams=beams)
-    ends = set()
-    for row, (context, actions) in enumerate(zip((SHORT, LONG), ACTIONS, strict=True)):
-        prompt = template.render_prompt(context, actions[:1], ending.slots)
-        tokens, _, over = uncached_beams(ending, prompt, beams)
-        assert decoded[row].text == ending.tokenizer.decode(tokens, skip_special_tokens=True)
-        assert decoded[row].ended == over
-        assert decoded[row].loops == (DEPTH,) * (len(tokens) + over)
-        ends.add(over)
-    assert beams == 1 or ends == {True, False}
-
-
-def test_scores_of_beams_are_losses_of_their_texts(world_model):
-    world = imagined(world_model, [1])
-    state = world_model.before_decoding(world).row(0).whole().share(1)
-    forward = lambda *args: world_model._next_tokens(Fixed(DEPTH), *args)  # noqa: E731
-    with torch.inference_mode():
-        (best,) = search_beams(forward, [state], world_model._obs, 4, LENGTH, world_model._end)
-    assert [one.log_probability for one in best] == sorted((one.log_probability for one in best), reverse=True)
-    assert len({one.tokens for one in best}) == 4
-    for one in best:
-        prompt = world_model._ids(template.render_prompt(LONG, ACTIONS[1][:1], world_model.slots))
+def uncached_greedy(world_model: WorldModel, prompt: str, begun: list[int]) -> tuple[list[int], list[list[float]]]:
+    """The greedy text after a beginning, with its end mark, and the log-probabilities at each of its tokens."""
+    start, tokens, scores = world_model._ids(prompt), list(begun), []
+    while tokens[-1:] != [world_model._end] and len(tokens) < LENGTH:
         with torch.no_grad():
-            logits = world_model.model(torch.tensor([prompt + list(one.tokens)]), depth=DEPTH).logits[0]
-        scores = logits[len(prompt) - 1 : -1].log_softmax(-1)
-        expected = scores.gather(1, torch.tensor(one.tokens)[:, None]).sum().item()
-        assert one.log_probability == pytest.approx(expected, abs=1e-3)
+            logits = world_model.model(torch.tensor([start + tokens]), depth=DEPTH).logits[0, -1]
+        scores.append(logits.double().log_softmax(-1).tolist())
+        tokens.append(int(logits.argmax()))
+    return tokens, scores
 
 
-@pytest.mark.parametrize("rule", [Fixed(DEPTH), Convergence(0.5, DEPTH)])
-def test_one_beam_is_greedy_token_for_token(ending, rule):
-    world = imagined(ending)
-    state = ending.before_decoding(world)
-    shared = [state.row(row).whole().share(1) for row in (0, 1)]
-    forward = lambda *args: ending._next_tokens(rule, *args)  # noqa: E731
-    with torch.inference_mode():
-        best = [beam for (beam,) in search_beams(forward, shared, ending._obs, 1, 20, ending._end)]
-    greedy = ending.decode_traced(world, 20, rule)
-    texts = [ending.tokenizer.decode(list(one.tokens), skip_special_tokens=True) for one in best]
-    assert texts == [one.text for one in greedy]
-    assert [(one.loops, one.ended) for one in best] == [(one.loops, one.ended) for one in greedy]
-    assert [one.log_probability for one in best] == pytest.approx([one.log_probability for one in greedy], abs=1e-4)
-    assert ending.decode_traced(world, 20, rule, beams=1) == greedy
+def uncached_likelier(world_model: WorldModel, prompt: str) -> tuple[list[int], float, bool]:
+    """The likelier text with its end mark, its log-probability, and whether it is not the greedy one."""
+    tokens, scores = uncached_greedy(world_model, prompt, [])
+    chosen = [row[token] for row, token in zip(scores, tokens, strict=True)]
+    bounds = [sum(chosen[:place]) + sorted(row)[-2] for place, row in enumerate(scores)]
+    place = bounds.index(max(bounds))
+    other = [*tokens[:place], scores[place].index(sorted(scores[place])[-2])]
+    others, more = uncached_greedy(world_model, prompt, other)
+    total = bounds[place] + sum(row[token] for row, token in zip(more, others[place + 1 :], strict=True))
+    end = world_model._end
+    if others[-1] == end and (tokens[-1] != end or total > sum(chosen)):
+        return others, total, True
+    return tokens, sum(chosen), False
+
+
+def test_decoding_equals_a_search_without_caches(ending, monkeypatch):
+    monkeypatch.setattr("loopwm.text.decoding.UNLIKELY", 1e-9)  # random weights are sure of nothing
+    prompts = [
+        template.render_prompt(context, actions[:1], ending.slots)
+        for context, actions in zip((SHORT, LONG), ACTIONS, strict=True)
+    ]
+    departed = {True: 0, False: 0}
+    texts = [uncached_greedy(ending, prompt, []) for prompt in prompts]
+    seconds = {row.index(sorted(row)[-2]) for _, rows in texts for row in rows}
+    for end in seconds.union(*(tokens for tokens, _ in texts)):
+        monkeypatch.setattr(ending, "_end", end)
+        for prompt, decoded in zip(prompts, ending.decode_traced(imagined(ending), LENGTH), strict=True):
+            tokens, score, is_other = uncached_likelier(ending, prompt)
+            ended = tokens[-1] == end
+            assert decoded.text == ending.tokenizer.decode(tokens[: len(tokens) - ended], skip_special_tokens=True)
+            assert decoded.ended == ended
+            assert decoded.loops == (DEPTH,) * len(tokens)
+            assert decoded.log_probability == pytest.approx(score, abs=1e-3)
+            departed[is_other] += 1
+    assert all(departed.values()), departed
 
 
 @pytest.mark.parametrize("sees", ["all", "state"])
-def test_beams_of_a_batch_equal_those_alone(tokenizer, sees):
+def test_texts_of_a_batch_equal_those_alone(tokenizer, sees, monkeypatch):
     """Also of copies that share a prefix, and where the decoder reads the slots only; the worlds stay as they are."""
+    monkeypatch.setattr("loopwm.text.decoding.UNLIKELY", 1e-9)
     world_model = WorldModel(random_model(decode_sees=sees), tokenizer)
     together = imagined(world_model)
-    texts = world_model.decode(together, 12, beams=3)
-    assert texts == [world_model.decode(imagined(world_model, [row]), 12, beams=3)[0] for row in (0, 1)]
+    texts = world_model.decode(together, 12)
+    assert texts == [world_model.decode(imagined(world_model, [row]), 12)[0] for row in (0, 1)]
     copies = world_model.advance(world_model.encode([LONG], DEPTH).select([0, 0]), ["wait", ACTIONS[1][0]])
-    assert world_model.decode(copies, 12, beams=3)[1] == texts[1]
-    assert world_model.decode(together, 12, beams=3) == texts
+    assert world_model.decode(copies, 12)[1] == texts[1]
+    assert world_model.decode(together, 12) == texts
 
 
-class Histories:
-    """A state of a toy model: the tokens of each row."""
+def test_where_exits_depend_on_tokens_decoding_is_greedy(ending, monkeypatch):
+    monkeypatch.setattr("loopwm.text.decoding.UNLIKELY", 1e-9)
+    world = imagined(ending)
+    prompt = template.render_prompt(LONG, ACTIONS[1][:1], ending.slots)
+    (_, (first, *_)) = uncached_greedy(ending, prompt, [])
+    monkeypatch.setattr(ending, "_end", first.index(sorted(first)[-2]))  # the end mark is a second choice
+    rule = Convergence(0.5, DEPTH)
+    assert ending.decode_traced(world, 20, rule) == ending.decode_traced(world, 20, rule, greedy=True)
+    assert ending.decode(world, 20, Fixed(DEPTH)) != ending.decode(world, 20, Fixed(DEPTH), greedy=True)
 
-    def __init__(self, rows: list[tuple[int, ...]]) -> None:
-        self.rows = rows
-        self.valid = torch.zeros(len(rows), 0)
 
-    def select(self, rows: torch.Tensor) -> Histories:
-        return Histories([self.rows[row] for row in rows.tolist()])
+class Toy:
+    """Language model of a few words that gives each text before the next word its probabilities."""
+
+    def __init__(self, probabilities: dict[tuple[int, ...], dict[int, float]]) -> None:
+        self.probabilities, self.passes = probabilities, 0
+
+    def decode(self, rows: int = 1, max_new_tokens: int = 9, drafts: bool = True, greedy: bool = False):
+        decoder = Decoder(self._forward, 9, END, max_new_tokens, drafts)
+        lookups = [Lookup(SharedText(), "") for _ in range(rows)]
+        if greedy:
+            return decoder.greedy([Rows(()) for _ in lookups], lookups)
+        return decoder.likelier(lambda row: Rows(()), lookups)
+
+    def _forward(self, states, tokens, step, rows):
+        self.passes += 1
+        length = max(map(len, tokens))
+        logits = torch.full((len(states), length, 10), -math.inf)
+        for row, (state, new) in enumerate(zip(states, tokens, strict=True)):
+            for column, token in enumerate(new):
+                state.tokens = (*state.tokens, token)
+                for word, probability in self.probabilities.get(state.tokens[1:], {END: 1.0}).items():
+                    logits[row, column, word] = math.log(probability)
+        return logits, [1] * len(states)
 
 
 class Rows:
-    """A state of rows without keys and values."""
+    """State of a toy model: its tokens."""
 
-    def __init__(self, count: int) -> None:
-        self.valid = torch.ones(count, 1, dtype=torch.bool)
+    def __init__(self, tokens: tuple[int, ...]) -> None:
+        self.tokens = tokens
 
-    def select(self, rows: torch.Tensor) -> Rows:
-        return Rows(len(rows))
+    def keep_newest(self, counts: list[int], columns: int) -> Rows:
+        (count,) = counts
+        return Rows(self.tokens[: len(self.tokens) - columns + count])
+
+
+EMPTY_OR_FULL = {
+    (): {1: 0.7, 2: 0.3},  # something or nothing
+    (1,): {3: 0.4, 4: 0.35, 5: 0.25},
+}
+
+
+def test_a_probable_text_with_an_improbable_beginning_is_found():
+    (found,) = Toy(EMPTY_OR_FULL).decode()
+    assert found.tokens == (2,)
+    assert found.log_probability == pytest.approx(math.log(0.3))
+    assert found.ended
+    (greedy,) = Toy(EMPTY_OR_FULL).decode(greedy=True)
+    assert greedy.tokens == (1, 3)
+    assert greedy.log_probability == pytest.approx(math.log(0.28))
+
+
+def test_a_text_that_is_likely_enough_costs_no_second_one():
+    sure = Toy({(): {1: 0.9, 2: 0.1}, (1,): {3: 0.8, 4: 0.2}})
+    (found,) = sure.decode(rows=1)
+    assert found.tokens == (1, 3)
+    assert sure.passes == 3
+
+
+def test_the_other_text_is_dropped_where_it_turns_out_less_likely():
+    (found,) = Toy({**EMPTY_OR_FULL, (2,): {6: 0.5, 7: 0.5}}).decode()
+    assert found.tokens == (1, 3)
+
+
+def test_an_end_is_a_second_choice_too_and_beats_a_text_that_is_cut():
+    endless = {(1,) * n: {1: 0.9, END: 0.1} for n in range(20)}
+    (found,) = Toy(endless).decode(max_new_tokens=12)
+    assert (found.tokens, found.ended) == ((), True)
+    (cut,) = Toy(endless).decode(max_new_tokens=12, greedy=True)
+    assert (cut.tokens, cut.ended) == ((1,) * 12, False)
+
+
+def test_the_departure_is_the_likeliest_of_those_that_are_likely():
+    log = math.log
+    scores = [log(0.6), log(0.5), log(0.5)]
+    assert departure(scores, [(1, log(0.2)), (2, log(0.45)), (3, log(0.3))], ended=True) == 1  # 0.2, 0.27, 0.09
+    assert departure(scores, [(1, log(0.1)), (2, log(0.2)), (3, log(0.3))], ended=True) is None  # less than 0.15
+    assert departure(scores, [(1, log(0.1)), (2, log(0.2)), (3, log(0.3))], ended=False) == 1
+    rare = log(UNLIKELY * 0.99)
+    assert departure([log(0.9), log(0.01)], [(1, rare), (2, log(0.04))], ended=True) is None
 
 
 def test_greedy_row_stays_as_it_ended_while_others_go_on():
-    """An ended row is computed until half of the rows have ended; what it would say then is not kept."""
-    end, texts = 0, ([5, 0, 6, 6, 6], [7, 7, 7, 7, 0], [8, 8, 8, 0, 9])
+    texts = ([5, 0], [7, 7, 7, 7, 0], [8, 8, 8, 0])
 
-    def forward(state, tokens, step, rows):
-        logits = torch.full((len(rows), 10), -50.0)
+    def forward(states, tokens, step, rows):
+        logits = torch.full((len(rows), 1, 10), -50.0)
         for place, row in enumerate(rows):
-            logits[place, texts[row][step]] = 50.0
-        return logits, [step] * len(rows)
+            logits[place, 0, texts[row][step]] = 50.0
+        return logits, [step + row for row in rows]
 
-    state: Any = Rows(3)
-    decoded = decode_greedily(forward, state, first=1, max_new_tokens=5, end=end)
+    decoder = Decoder(forward, 1, END, max_new_tokens=5, drafts=False)
+    decoded = decoder.greedy([Rows((0,)) for _ in texts], [Lookup(SharedText(), "") for _ in texts])
     assert [row.tokens for row in decoded] == [(5,), (7, 7, 7, 7), (8, 8, 8)]
-    assert [row.loops for row in decoded] == [(0, 1), (0, 1, 2, 3, 4), (0, 1, 2, 3)]
+    assert [row.loops for row in decoded] == [(0, 1), (1, 2, 3, 4, 5), (2, 3, 4, 5)]
     assert all(row.ended for row in decoded)
 
 
-def toy_search(logits_of, beams: int, length: int) -> Hypothesis:
-    def forward(batch: RaggedBatch, tokens: list[int], step: int, rows: list[int]):
-        (state,) = batch.caches
-        state.rows = [(*row, token) for row, token in zip(state.rows, tokens, strict=True)]
-        return torch.stack([logits_of(row) for row in state.rows]), [1] * len(tokens)
-
-    return search_beams(forward, [Histories([()])], 9, beams, length, end=0)[0][0]
-
-
-def test_wide_beams_find_the_best_of_all_texts():
-    """Of four words, one of which ends, and at most four tokens; a single beam misses it for some of the seeds."""
-    missed = 0
-    for seed in range(20):
-
-        def logits_of(row, seed=seed):
-            return torch.randn(4, generator=torch.Generator().manual_seed(hash((seed, row)) % 2**31)) * 2
-
-        def score(tokens, logits_of=logits_of):
-            pairs = ((tokens[:i], token) for i, token in enumerate(tokens))
-            return math.fsum(logits_of((9, *before)).double().log_softmax(-1)[token].item() for before, token in pairs)
-
-        texts = [(*words, 0) for n in range(4) for words in itertools.product((1, 2, 3), repeat=n)]
-        texts += list(itertools.product((1, 2, 3), repeat=4))
-        best = max(texts, key=score)
-        wide, narrow = (toy_search(logits_of, beams, 4) for beams in (4**4, 1))
-        assert (*wide.tokens, 0)[: len(best)] == best
-        assert wide.log_probability == pytest.approx(score(best), abs=1e-5)
-        missed += narrow.tokens != wide.tokens
-    assert missed > 3
+def test_a_beginning_is_read_in_one_pass(ending):
+    """And what follows it is what follows it in a text that was decoded from the start."""
+    world = imagined(ending, [1])
+    decoder = Decoder(partial(ending._next_tokens, Fixed(DEPTH)), ending._obs, -1, LENGTH, drafts=False)
+    fresh = partial(ending.before_decoding, world)
+    with torch.inference_mode():
+        (whole,) = decoder.greedy([fresh()], [Lookup(SharedText(), "")])
+        place = 3
+        cut = type(whole)(whole.tokens[:place], whole.loops[:place], whole.scores[:place], whole.seconds[:place])
+        (again,) = decoder.greedy([fresh()], [Lookup(SharedText(), "")], [cut])
+    assert again.tokens == whole.tokens
+    assert again.scores == pytest.approx(whole.scores, abs=1e-4)
 
 
-def test_decoding_without_beams_is_refused(world_model):
-    with pytest.raises(ValueError, match="beams, max_new_tokens: must be at least 1, got 0, 5"):
-        world_model.decode(imagined(world_model), 5, beams=0)
+def test_decoding_of_no_token_is_refused(world_model):
+    with pytest.raises(ValueError, match="max_new_tokens: must be at least 1, got 0"):
+        world_model.decode(imagined(world_model), 0)

@@ -123,7 +123,7 @@ def imagined_texts(folder: Path, threshold: float | None) -> tuple[str, str]:
     world.encode(minimal.GOAL, minimal.HALLWAY)
     for action in minimal.PLAN:
         world.advance(action)
-    return world.decode(), library.decode(expected)[0]
+    return world.decode(), library.decode(expected, greedy=True)[0]
 
 
 @pytest.mark.parametrize("threshold", [None, 0.45])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import pytest
@@ -14,6 +15,8 @@ from loopwm.records.template import Context, Transition
 from loopwm.records.token_episode import INVENTORY, LOOK
 from loopwm.text.data.data_loader import LoaderState, PlannedRow
 from loopwm.text.data.tree import TRUNK_HORIZON
+from loopwm.text.decoding import Decoder
+from loopwm.text.drafts import Lookup, SharedText
 from loopwm.text.model.modeling import LoopWMForCausalLM
 from loopwm.text.training.config import TrainingConfig, load_config
 from loopwm.text.training.program import TextProgram
@@ -77,11 +80,14 @@ def stepped(model: LoopWMForCausalLM, worlds: WorldModel, world: World, targets:
     found: list[torch.Tensor] = []
 
     def write(_, __, logits: torch.Tensor) -> torch.Tensor:
-        found.append(logits[0].clone())
-        return torch.nn.functional.one_hot(torch.tensor([targets[len(found) - 1]]), logits.shape[-1]).float()
+        found.append(logits[0, 0].clone())
+        return torch.nn.functional.one_hot(torch.tensor([[targets[len(found) - 1]]]), logits.shape[-1]).float()
 
     hook = model.lm_head.register_forward_hook(write)
-    worlds.decode(world, max_new_tokens=len(targets))
+    forward = partial(worlds._next_tokens, world.depth)
+    decoder = Decoder(forward, worlds._obs, worlds._end, len(targets), drafts=False)
+    with torch.inference_mode():
+        decoder.greedy([worlds.before_decoding(world)], [Lookup(SharedText(), "")])
     hook.remove()
     return torch.stack(found)
 

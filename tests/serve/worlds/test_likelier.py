@@ -1,0 +1,88 @@
+"""A served world answers the likelier of two texts, as the library does, whole or streamed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from itertools import islice
+from pathlib import Path
+
+import httpx
+import pytest
+
+from loopwm.records.files import PACKAGED
+from loopwm.records.template import window_context
+from loopwm.text.world import WorldModel
+from loopwm.worlds.local import LocalWorlds
+from serve.generation import streams
+from tests.fixtures.service import Serving
+from tests.serve.http.test_http import events
+
+SUITE = Path(__file__).parents[3] / "eval/suites/alfworld-dev.jsonl.gz"
+WINDOWS = 24
+
+
+@pytest.fixture(scope="module")
+def shipped() -> WorldModel:
+    return WorldModel.from_pretrained(PACKAGED)
+
+
+@pytest.fixture(scope="module")
+def client(serving: Serving, shipped: WorldModel):
+    with serving(shipped.model, end_token=shipped._end) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def asked() -> list[tuple]:
+    """Contexts and actions of ALFWorld: what unseen places hold leaves the model unsure."""
+    with gzip.open(SUITE, "rt", encoding="utf-8") as lines:
+        windows = [json.loads(line) for line in islice(lines, WINDOWS)]
+    return [(window_context(window, "observed"), window["actions"][0]) for window in windows]
+
+
+def create(client: httpx.Client, context) -> str:
+    steps = [{"action": step.action, "observation": step.observation} for step in context.history]
+    body = {"model": "tiny", "goal": context.goal, "observation": context.observation, "history": steps}
+    return client.post("/v1/worlds", json=body).raise_for_status().json()["id"]
+
+
+def imagined(worlds: LocalWorlds, asked: list[tuple]):
+    worlds.begin([context for context, _ in asked])
+    return worlds.step([action for _, action in asked])
+
+
+def test_served_texts_are_the_librarys_whole_and_streamed(client, shipped, asked):
+    expected = imagined(LocalWorlds(shipped), asked)
+    greedy = imagined(LocalWorlds(shipped, greedy=True), asked)
+    others = [place for place, (one, two) in enumerate(zip(expected, greedy, strict=True)) if one != two]
+    assert 2 <= len(others) < WINDOWS
+    for place in others:
+        assert expected[place].trust > (greedy[place].trust or 0.0)
+    held = 0
+    for (context, action), step in zip(asked, expected, strict=True):
+        name = create(client, context)
+        (copy,) = (world["id"] for world in client.post(f"/v1/worlds/{name}/fork").json()["data"])
+        (whole,) = client.post(f"/v1/worlds/{name}/step", json={"actions": [action]}).json()["steps"]
+        assert whole["observation"] == step.observation
+        assert whole["trust"] == pytest.approx(step.trust, rel=1e-3)
+        body = {"actions": [action], "logprobs": True}
+        *chunks, last = events(client, f"/v1/worlds/{copy}/step", body)
+        deltas = [chunk["delta"] for chunk in chunks if "observation" in chunk["delta"]]
+        assert "".join(delta["observation"] for delta in deltas) == step.observation
+        assert last["steps"][0]["trust"] == pytest.approx(step.trust, rel=1e-3)
+        tokens = [token for delta in deltas for token in delta["tokens"]]
+        assert "".join(token["token"] for token in tokens) == step.observation
+        held += len(deltas) > 3
+    assert held > WINDOWS / 2
+
+
+def test_sampling_and_completions_are_left_alone(client, shipped, asked, monkeypatch):
+    """Nothing departs where the client asks for samples, or for the completion of a prompt."""
+    monkeypatch.setattr(streams, "departure", lambda *_: pytest.fail("a second text was looked for"))
+    context, action = asked[0]
+    name = create(client, context)
+    body = {"actions": [action], "temperature": 0.7, "seed": 3}
+    assert client.post(f"/v1/worlds/{name}/step", json=body).json()["steps"][0]["finish_reason"] == "stop"
+    completion = {"model": "tiny", "prompt": "open the door", "max_tokens": 5}
+    assert client.post("/v1/completions", json=completion).json()["usage"]["completion_tokens"] > 0
