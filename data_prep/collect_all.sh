@@ -27,9 +27,12 @@ again noisy-growing grow-fruit change-the-state-of-matter-of
 collect scienceworld fork --split train --policy fork --episodes-per-task 480 --max-steps 220
 collect scienceworld omission --split train --policy omission --episodes-per-task 20 --max-steps 120 --seed 11
 collect scienceworld omission-again --split train --policy omission --episodes-per-task 480 --max-steps 220 --seed 12
-# The first comes packed: it was played when ways were tried more than things; its manifest names the commit.
+# The first two come packed: they were played before stretches were tried, the first when ways were tried more than
+# things; their manifests name the commits.
 collect scienceworld ahead --split train --policy ahead --episodes-per-task 80 --max-steps 160 --seed 21
 collect scienceworld ahead-2 --split train --policy ahead --episodes-per-task 40 --max-steps 160 --seed 31
+collect scienceworld ahead-3 --split train --policy ahead --episodes-per-task 20 --max-steps 160 --seed 42
+collect scienceworld changing --split train --policy changing --episodes-per-task 13 --max-steps 160 --seed 41
 probe scienceworld probe --split train --episodes-per-task 100 --max-steps 60
 
 if [ -d "${ALFWORLD_DATA:-$HOME/.cache/alfworld}/json_2.1.1" ]; then
@@ -44,5 +47,6 @@ collect alfworld built-noisy-again --split built --policy noisy-expert --episode
 collect alfworld built-fork-again --split built --policy fork --episodes-per-task 800 --plays 5 --max-steps 120
 collect alfworld built-omission --split built --policy omission --episodes-per-task 800 --plays 5 --max-steps 120 --seed 11
 collect alfworld built-ahead --split built --policy ahead --episodes-per-task 300 --plays 10 --max-steps 120 --seed 22
+collect alfworld built-ahead-2 --split built --policy ahead --episodes-per-task 200 --plays 10 --max-steps 120 --seed 43
 probe alfworld built-probe --split built --episodes-per-task 500 --plays 5 --max-steps 60
 collect alfworld built-expert --split built --policy expert --episodes-per-task 1000 --max-steps 120
