@@ -40,6 +40,7 @@ from lab.agents.agents import REFUSALS, Recalled, RetrievalAgent, is_refusal
 from lab.agents.play import PLAYS, play_real, read_plays, won
 from lab.agents.real_world import Game, RealWorld
 from lab.estimates import estimate
+from lab.studies.teacher_forcing import nll_of_rows
 from loopwm.records.episodes import recorded_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.files import write_atomic, write_json
@@ -161,8 +162,8 @@ class LookAhead(Imagining):
 
 
 def _agreements(worlds: LocalWorlds, observations: Sequence[str]) -> list[float]:
-    losses, tokens = worlds.nll(observations)
-    refused = sum(torch.exp(-worlds.nll([text] * len(observations))[0]) for text in sorted(REFUSALS))
+    losses, tokens = nll_of_rows(worlds, observations)
+    refused = sum(torch.exp(-nll_of_rows(worlds, [text] * len(observations))[0]) for text in sorted(REFUSALS))
     agreements: list[float] = ((1 - refused) * torch.exp(-losses / tokens)).tolist()
     return agreements
 

@@ -17,6 +17,7 @@ from lab.__main__ import main
 from lab.agents.agents import REFUSALS, RetrievalAgent
 from lab.agents.play import play_real
 from lab.agents.real_world import Game, RealWorld
+from lab.studies import teacher_forcing
 from lab.studies.planner import (
     AnyPlan,
     LookAhead,
@@ -29,6 +30,7 @@ from lab.studies.planner import (
     make_arms,
     measure,
 )
+from lab.studies.teacher_forcing import nll
 from loopwm.records.errors import InputError
 from loopwm.records.template import Context, Transition
 from loopwm.text.world import World, WorldModel
@@ -100,8 +102,8 @@ def _agreement_alone(model: WorldModel, steps: Sequence[Transition]) -> float:
     world = model.encode([FAR], 2)
     for step in steps:
         world = model.advance(world, [step.action])
-    nats, tokens = model.nll(world, [steps[-1].observation])
-    refused = sum(math.exp(-float(model.nll(world, [text])[0])) for text in REFUSALS)
+    nats, tokens = nll(model, world, [steps[-1].observation])
+    refused = sum(math.exp(-float(nll(model, world, [text])[0])) for text in REFUSALS)
     return (1 - refused) * math.exp(-float(nats / tokens))
 
 
@@ -114,7 +116,9 @@ def test_real_steps_are_added_to_the_world_as_if_all_were_encoded(agent: Retriev
         assert (torch.cat([world.latent for world in going._worlds._now]) - whole.latent).abs().max() < 1e-4
 
 
-def test_what_is_expected_after_a_plan_agrees_more_than_a_refusal(agent: RetrievalAgent, model: WorldModel) -> None:
+def test_what_is_expected_after_a_plan_agrees_more_than_a_refusal(
+    agent: RetrievalAgent, model: WorldModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Told(WorldModel):
         """Expects one text, whatever was done."""
 
@@ -122,10 +126,11 @@ def test_what_is_expected_after_a_plan_agrees_more_than_a_refusal(agent: Retriev
             super().__init__(model.model, model.tokenizer)
             self.expected = expected
 
-        def nll(self, world: World, observations: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
-            nats = [0.1 if text == self.expected else 50.0 for text in observations]
-            return torch.tensor(nats), torch.full((len(nats),), 10)
+    def told(model: Told, world: World, observations: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
+        nats = [0.1 if text == model.expected else 50.0 for text in observations]
+        return torch.tensor(nats), torch.full((len(nats),), 10)
 
+    monkeypatch.setattr(teacher_forcing, "nll", told)
     plans = [plan for plan in candidate_plans(agent, FAR, 3) if plan.action == "ring bell"]
     fits, refused, differs = (
         LookAhead(LocalWorlds(Told(text), 2), horizon=2, weight=0.5).agreements(FAR, plans, Work())[0]
