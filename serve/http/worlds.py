@@ -192,10 +192,6 @@ Worlds = Annotated[Sessions, Depends(_sessions)]
 @router.post("", status_code=201, response_model=WorldInfo)
 async def create(body: WorldBody, worlds: Worlds, ctx: Admitted) -> Json:
     """Create a world from a goal, an observation and, optionally, later steps."""
-    return await _create(body, worlds, ctx)
-
-
-async def _create(body: WorldBody, worlds: Sessions, ctx: RequestContext) -> Json:
     worlds.service.check_model(body.model)
     depth = depth_of(body.depth)
     context = await asyncio.to_thread(body.context)
@@ -246,10 +242,6 @@ async def _step_once(name: str, body: StepBody, worlds: Sessions, ctx: RequestCo
 @router.post("/{name}/observe", response_model=WorldInfo)
 async def observe(name: str, body: ObserveBody, worlds: Worlds, ctx: Admitted) -> Json:
     """Add a real step. Imagined steps since the last real observation are dropped."""
-    return await _observe(name, body, worlds, ctx)
-
-
-async def _observe(name: str, body: ObserveBody, worlds: Sessions, ctx: RequestContext) -> Json:
     return _world(await worlds.observe(ctx, name, body.action, body.observation), worlds)
 
 
@@ -303,11 +295,11 @@ async def batch(body: BatchBody, worlds: Worlds, ctx: Admitted) -> Response:
 async def _one(item: BatchItem, worlds: Sessions, ctx: RequestContext) -> Json:
     try:
         if isinstance(item, BatchCreate):
-            return {"status": 201, "body": await _create(item, worlds, ctx)}
+            return {"status": 201, "body": await create(item, worlds, ctx)}
         if isinstance(item, BatchStep):
             return {"status": 200, "body": await _step_once(item.world, item, worlds, ctx)}
         if isinstance(item, BatchObserve):
-            return {"status": 200, "body": await _observe(item.world, item, worlds, ctx)}
+            return {"status": 200, "body": await observe(item.world, item, worlds, ctx)}
         return {"status": 200, "body": await delete(item.world, worlds, ctx.key)}
     except Exception as error:  # the other requests have taken effect: their responses must not be lost
         problem = problem_of(error)
