@@ -141,6 +141,13 @@ def require_at_least(least: int, config: object, *names: str) -> None:
             raise ValueError(f"{name}: must be at least {least}, got {getattr(config, name)}")
 
 
+def as_pixels(obs: Tensor) -> Tensor:
+    """Convert uint8 (..., H, W, C) to (N, C, H, W) in 0 to 1."""
+    # Copy: group norm's backward pass crashes on a permuted input without gradient (torch 2.13), and frames of one
+    # channel count as contiguous in any permutation.
+    return obs.flatten(0, -4).permute(0, 3, 1, 2).float().clone(memory_format=torch.contiguous_format) / 255
+
+
 @dataclass(frozen=True)
 class FrameCache:
     """Keys and values of past frames, and the per-row episode number of each frame, (B, frames)."""
