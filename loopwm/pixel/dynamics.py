@@ -8,7 +8,6 @@ Shape suffixes: B batch, T environment steps, N slots of a frame, P coordinates,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -28,14 +27,6 @@ SPATIAL_SHARE = 3, 4
 """Share of a head's pairs that rotate with space, those of the highest frequencies (VideoRoPE)."""
 
 
-class Rotary(Protocol):
-    """Rotary embedding of positions, as `AttentionInputs` takes it."""
-
-    def angles(self, positions_BSP: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin, two float32 tensors (B, 1, S, E)."""
-        ...
-
-
 @dataclass(frozen=True)
 class Rotary1D:
     """Plain rotary embedding of the index in the sequence."""
@@ -44,6 +35,7 @@ class Rotary1D:
     theta: float = 10000.0
 
     def angles(self, positions_BSP: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cos and sin, two float32 tensors (B, 1, S, E)."""
         return rotary_angles(positions_BSP[..., 0], self.head_dim, self.theta)
 
 
@@ -84,6 +76,9 @@ class Rotary3D:
         angles = torch.cat((angles, angles), dim=-1)[:, None]
         return angles.cos(), angles.sin()
 
+
+Rotary = Rotary1D | Rotary3D
+"""Rotary embedding of positions, as `AttentionInputs` takes it."""
 
 Depth = int | DepthPlan
 """Loops of a pass. A `DepthPlan` is for training: it sets the loops of each row."""
