@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
+from difflib import ndiff
 from itertools import pairwise
 from statistics import mean
 from typing import Annotated, Any, Literal
@@ -25,6 +26,7 @@ from serve.http.schemas import (
     ActionsResult,
     BatchResult,
     Deleted,
+    Observed,
     PlanResult,
     StepResult,
     WorldInfo,
@@ -117,6 +119,7 @@ class StepBody(OwnBody):
 class ObserveBody(OwnBody):
     action: Action
     observation: str
+    check: bool = False
 
 
 class ForkBody(OwnBody):
@@ -239,10 +242,24 @@ async def _step_once(name: str, body: StepBody, worlds: Sessions, ctx: RequestCo
     return await worlds.step(ctx, name, body.request, _render(body, worlds))
 
 
-@router.post("/{name}/observe", response_model=WorldInfo)
+@router.post("/{name}/observe", response_model=Observed)
 async def observe(name: str, body: ObserveBody, worlds: Worlds, ctx: Admitted) -> Json:
-    """Add a real step. Imagined steps since the last real observation are dropped."""
-    return _world(await worlds.observe(ctx, name, body.action, body.observation), worlds)
+    """Add a real step, and check what was imagined for it. Imagined steps since the last real one are dropped."""
+    check = StepRequest([body.action], "each", DEFAULT_MAX_TOKENS) if body.check else None
+    session, imagined = await worlds.observe(ctx, name, body.action, body.observation, check)
+    return {**_world(session, worlds), "check": imagined and _check(imagined, body.observation)}
+
+
+def _check(imagined: Imagined, observation: str) -> Json:
+    said = imagined.observation or ""
+    lines = list(ndiff(said.splitlines(), observation.splitlines()))
+    return {
+        "observation": said,
+        "exact": said.split() == observation.split(),
+        "missing": [line[2:] for line in lines if line.startswith("+")],
+        "wrong": [line[2:] for line in lines if line.startswith("-")],
+        "trust": imagined.trust,
+    }
 
 
 @router.post("/{name}/fork", status_code=201, response_model=WorldList)

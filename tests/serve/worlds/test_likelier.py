@@ -86,3 +86,30 @@ def test_sampling_and_completions_are_left_alone(client, shipped, asked, monkeyp
     assert client.post(f"/v1/worlds/{name}/step", json=body).json()["steps"][0]["finish_reason"] == "stop"
     completion = {"model": "tiny", "prompt": "open the door", "max_tokens": 5}
     assert client.post("/v1/completions", json=completion).json()["usage"]["completion_tokens"] > 0
+
+
+def test_a_real_step_tells_what_was_imagined_for_it(client, asked):
+    context, action = asked[0]
+    name = create(client, context)
+    (alone,) = client.post(f"/v1/worlds/{name}/actions", json={"candidates": [action]}).json()["data"]
+    client.post(f"/v1/worlds/{name}/step", json={"actions": ["inventory", "look"]})  # dropped, and not imagined from
+    body = {"action": action, "observation": "Nothing happens.\nYou wait.", "check": True}
+    found = client.post(f"/v1/worlds/{name}/observe", json=body).json()
+    assert found["imagined_steps"] == 0
+    check = found["check"]
+    assert (check["observation"], check["trust"]) == (alone["observation"], pytest.approx(alone["trust"], rel=1e-3))
+    assert not check["exact"]
+    assert check["missing"] == ["Nothing happens.", "You wait."]
+    assert check["wrong"] == alone["observation"].splitlines()
+    (again,) = client.post(f"/v1/worlds/{name}/actions", json={"candidates": ["look"]}).json()["data"]
+    right = {"op": "observe", "world": name, "action": "look", "observation": again["observation"], "check": True}
+    (answer,) = client.post("/v1/worlds:batch", json={"requests": [right]}).json()["data"]
+    assert answer["body"]["check"] == {
+        "observation": again["observation"],
+        "exact": True,
+        "missing": [],
+        "wrong": [],
+        "trust": pytest.approx(again["trust"], rel=1e-3),
+    }
+    plain = client.post(f"/v1/worlds/{name}/observe", json={"action": "wait", "observation": "x"})
+    assert plain.json()["check"] is None
