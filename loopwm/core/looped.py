@@ -174,12 +174,7 @@ class LoopedCore(nn.Module):
         return out
 
     def forward_sampled(
-        self,
-        x_BLD: Tensor,
-        shared: AttentionInputs,
-        attend: Attend,
-        plan: DepthPlan,
-        initial_BLD: Tensor | None = None,
+        self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend, plan: DepthPlan, initial_BLD: Tensor | None = None
     ) -> CoreOutput:
         """Run a training pass: a depth per row, gradients through the last min(T_i, mu_bwd) loops only.
 

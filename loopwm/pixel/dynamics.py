@@ -13,15 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from loopwm.core import (
-    AttentionInputs,
-    CoreConfig,
-    CoreOutput,
-    DepthPlan,
-    KVCache,
-    LoopedCore,
-    rotary_angles,
-)
+from loopwm.core import AttentionInputs, CoreConfig, CoreOutput, DepthPlan, KVCache, LoopedCore, rotary_angles
 
 SPATIAL_SHARE = 3, 4
 """Share of a head's pairs that rotate with space, those of the highest frequencies (VideoRoPE)."""

@@ -360,13 +360,7 @@ class WorldModel:
         """Return h_k (B, M, D) at the slots, which are the last columns."""
         return out.latent[:, -self.state_slots :]
 
-    def _feed(
-        self,
-        state: States,
-        texts: Sequence[str],
-        depth: ExitRule,
-        before: Tensor | None = None,
-    ) -> _Pass:
+    def _feed(self, state: States, texts: Sequence[str], depth: ExitRule, before: Tensor | None = None) -> _Pass:
         """Append one text to each row of `state`: the first padded at the end, later ones in front.
 
         The first then needs no mask, and later ones end in the same column. `before`: latents (B, M, D) of the step
