@@ -19,7 +19,7 @@ from serve.engine.engine import DeadlineError, Engine, EngineStoppedError, Limit
 from serve.engine.forward import ModelRunner, score
 from serve.engine.requests import Request, RequestContext, WorkItem
 from serve.engine.sampling import SamplingParams
-from tests.fixtures.engine import DEPTH, NEVER, Collector, alone, counted, fail, random_prompt
+from tests.fixtures.engine import DEPTH, NEVER, Collector, Starter, alone, counted, fail, random_prompt
 from tests.fixtures.service import wait_until
 
 
@@ -113,8 +113,14 @@ def test_a_key_with_little_work_does_not_wait_for_one_with_much(tiny_model):
     """A hundred long prompts of one key are in before one of another."""
     order: list[str] = []
     prompts = [random_prompt(300, seed) for seed in range(20)]
+    queued, over = threading.Event(), threading.Event()
+
+    def block():
+        queued.wait(30)
+        yield Sum("block", 0, [])
+
     with Engine(tiny_model, NEVER, Limits(max_batch=2)) as engine:
-        over = threading.Event()
+        engine.add(WorkItem(steps=block()))
         for i, prompt in enumerate([*prompts, random_prompt(300, 99)]):
             name = "much" if i < len(prompts) else "little"
             work = score(engine.runner, prompt, DEPTH, 1)
@@ -125,6 +131,7 @@ def test_a_key_with_little_work_does_not_wait_for_one_with_much(tiny_model):
                     over.set()
 
             engine.add(WorkItem(steps=work, deliver=deliver, ctx=RequestContext(name)))
+        queued.set()
         assert over.wait(60)
     assert order.index("little") <= 4
 
@@ -161,14 +168,11 @@ def test_rows_go_on_beside_a_long_prompt(tiny_model, monkeypatch):
     """Between two tokens of a row there are never more tokens of others than the budget."""
     sizes = counted(tiny_model, monkeypatch)
     with Engine(tiny_model, NEVER, Limits(prefill_tokens_with_decodes=32)) as engine:
-        row, long = (
-            Collector(Request((9, 9), SamplingParams(max_tokens=60), DEPTH)),
-            Collector(Request(random_prompt(1000, 1), SamplingParams(max_tokens=1), DEPTH)),
+        long = Collector(Request(random_prompt(1000, 1), SamplingParams(max_tokens=1), DEPTH))
+        row = Starter(
+            Request((9, 9), SamplingParams(max_tokens=60), DEPTH), start=lambda: engine.submit([long.request])
         )
         engine.submit([row.request])
-        while not row.tokens:
-            time.sleep(0.001)
-        engine.submit([long.request])
         assert row.over.wait(60)
         assert long.over.wait(60)
     assert sum(sizes) >= 1059
@@ -204,16 +208,14 @@ def test_many_who_wait_get_as_much_as_the_few_who_decode(tiny_model, monkeypatch
     """Twice the tokens between two of theirs where two wait for each; never more than where nobody decodes."""
     sizes = counted(tiny_model, monkeypatch)
     with Engine(tiny_model, NEVER, Limits(prefill_tokens_with_decodes=32, max_num_batched_tokens=80)) as engine:
-        row = Collector(Request((9, 9), SamplingParams(max_tokens=90), DEPTH))
-        engine.submit([row.request])
-        while not row.tokens:
-            time.sleep(0.001)
         prompts = [
             Collector(Request(random_prompt(1000, seed), SamplingParams(max_tokens=1), DEPTH)) for seed in range(4)
         ]
-        with engine._changed:
-            for one in prompts[:2]:
-                engine.submit([one.request])
+        row = Starter(
+            Request((9, 9), SamplingParams(max_tokens=90), DEPTH),
+            start=lambda: [engine.submit([one.request]) for one in prompts[:2]],
+        )
+        engine.submit([row.request])
         assert all(one.over.wait(60) for one in prompts[:2])
         assert 32 < max(sizes) <= 64
         assert 64 in sizes

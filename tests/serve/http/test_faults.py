@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
+from loopwm.text.model.modeling import LoopWMModel
 from serve.engine.engine import Engine, Limits
 from serve.generation.rate_limits import KeyQuota
 from serve.http.auth import KeyRing
@@ -124,6 +124,35 @@ def test_what_fails_in_a_stream_is_an_event_before_the_end(serving, tiny_model, 
         assert streamed[1]["choices"]
 
 
+class Gate:
+    """Blocks the model in a forward until `open`.
+
+    reached: the model is there. released: the engine released a request since.
+    """
+
+    NUMBER = 3
+    """Forward that blocks, the first being 1: requests take many more."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.reached, self.released, self.open = threading.Event(), threading.Event(), threading.Event()
+        self.forwards = 0
+        self._forward, self._release = LoopWMModel.forward, Engine.release
+        patch.setattr(LoopWMModel, "forward", lambda *args, **fields: self._run(*args, **fields))
+        patch.setattr(Engine, "release", lambda *args: self._end(*args))
+
+    def _run(self, *args: Any, **fields: Any) -> Any:
+        self.forwards += 1
+        if self.forwards == self.NUMBER:
+            self.reached.set()
+            self.open.wait(120)
+        return self._forward(*args, **fields)
+
+    def _end(self, *args: Any) -> None:
+        self._release(*args)
+        if self.reached.is_set():
+            self.released.set()
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -133,7 +162,7 @@ def test_what_fails_in_a_stream_is_an_event_before_the_end(serving, tiny_model, 
         ("plan", {"candidates": [["wait"] * MAX_ACTIONS] * 4}),
     ],
 )
-def test_work_of_a_world_ends_with_its_client(serving, path, body):
+def test_work_of_a_world_ends_with_its_client(serving, path, body, monkeypatch):
     with serving(random_model(prediction_heads=True), Limits(max_batch=8)) as client:
         name = create(client)
         before = client.get(f"/v1/worlds/{name}").json()
@@ -142,12 +171,15 @@ def test_work_of_a_world_ends_with_its_client(serving, path, body):
             health = client.get("/health").json()
             return health["running"] + health["waiting"]
 
+        gate = Gate(monkeypatch)
         with post_without_reading(client, f"/v1/worlds/{name}/{path}", body):
-            assert wait_until(lambda: load() > 0)
-        left = time.monotonic()
-        assert wait_until(lambda: load() == 0, 1.5), "it goes on for nobody"
-        assert time.monotonic() - left < 1.5
+            assert gate.reached.wait(60)
+        released = gate.released.wait(60)
+        gate.open.set()
+        assert released, "its client's end is not noticed while it runs"
+        assert wait_until(lambda: load() == 0, 60)
         assert client.get(f"/v1/worlds/{name}").json() == before
+        assert gate.forwards == Gate.NUMBER, "it goes on for nobody"
         assert client.post(f"/v1/worlds/{name}/step", json={"actions": "wait", "decode": "none"}).status_code == 200
 
 
