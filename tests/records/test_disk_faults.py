@@ -43,7 +43,7 @@ def own_unit(file: str) -> str:
 
 def unit_of_run(file: str) -> str:
     """A checkpoint and the exported model are whole folders."""
-    return "/".join(Path(file).parts[: 3 if "checkpoints" in file else 2])
+    return "/".join(Path(file).parts[: 2 if "checkpoints" in file else 1])
 
 
 @dataclass(frozen=True)

@@ -190,7 +190,7 @@ def test_at_the_end_what_is_short_finishes_and_what_lasts_is_told(serving, tiny_
         url = str(client.base_url)
 
         def post(name: str, **fields: Any) -> None:
-            answers[name] = httpx.post(f"{url}/v1/completions", json={**body, **fields}, timeout=60, trust_env=False)
+            answers[name] = httpx.post(f"{url}/v1/completions", json={**body, **fields}, timeout=None, trust_env=False)
 
         def begin(name: str, **fields: Any) -> threading.Thread:
             thread = threading.Thread(target=post, args=(name,), kwargs=fields)
@@ -305,4 +305,4 @@ def test_forks_without_end_are_refused_and_cost_nobody_else_a_world(guarded):
 
 def own(guarded: httpx.Client, key: str) -> httpx.Client:
     """A client with a key."""
-    return httpx.Client(base_url=guarded.base_url, headers=bearer(key), timeout=60, trust_env=False)
+    return httpx.Client(base_url=guarded.base_url, headers=bearer(key), timeout=None, trust_env=False)
