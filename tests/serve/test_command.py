@@ -179,7 +179,9 @@ def test_the_key_file_is_read_again_when_told_and_nothing_that_runs_is_dropped(c
             return line
 
         def ask(key: str) -> httpx.Response:
-            return httpx.get(f"{base}/models", headers={"Authorization": f"Bearer {key}"}, trust_env=False)
+            return httpx.get(
+                f"{base}/models", headers={"Authorization": f"Bearer {key}"}, timeout=None, trust_env=False
+            )
 
         body = {"model": "tiny-world", "prompt": "boil", "max_tokens": 300, "temperature": 2, "stream": True}
         headers = {"Authorization": "Bearer old"}

@@ -250,14 +250,18 @@ def test_a_client_that_stops_reading_gives_its_row_back(deaf):
         assert wait_until(lambda: deaf.get("/health").json()["running"] == 0)
 
 
-def test_a_client_that_stops_reading_a_step_gives_its_world_back(deaf):
+def test_a_client_that_stops_reading_a_step_gives_its_world_back(deaf, monkeypatch):
+    monkeypatch.setattr(server, "WRITE_SECONDS", 600)  # until the step was seen to run
     world = f"/v1/worlds/{create(deaf)}"
     before = deaf.get(world).json()
     options = {"logprobs": True, "stream": True, "temperature": 1.0}  # samples: greedy texts may be held to their end
     many = {"actions": ["wait"] * 32, "decode": "each", "max_tokens": 3000, **options}
-    with ask_and_not_read(deaf, f"{world}/step", many):
+    with ask_and_not_read(deaf, f"{world}/step", many) as connection:
         assert wait_until(lambda: deaf.get("/health").json()["running"] == 32)
         check_error(deaf.post(f"{world}/step", json={"actions": "look"}), 409, None)
+        monkeypatch.setattr(server, "WRITE_SECONDS", SHORT)
+        for _ in range(64):  # more than the server's buffers hold: it writes on, and waits again
+            assert connection.recv(4096)
         assert wait_until(lambda: has_cancelled(deaf, 32))
         assert deaf.get(world).json() == before
         assert deaf.post(f"{world}/step", json={"actions": "look", "decode": "none"}).status_code == 200

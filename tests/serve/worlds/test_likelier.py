@@ -110,7 +110,7 @@ def test_stream_sure_words_come_before_the_text_ends(client, asked, monkeypatch)
 
         def hold(event):
             if event.finish is not None:
-                in_time.append(received.wait(30))
+                in_time.append(wait_until(received.is_set))
             deliver(event)
 
         return hold
