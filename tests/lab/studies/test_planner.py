@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ from lab.studies.planner import (
     best_plan,
     candidate_plans,
     make_arms,
+    make_results,
     measure,
 )
 from lab.studies.teacher_forcing import nll
@@ -172,6 +174,19 @@ def test_arms_are_compared_over_the_same_games_and_a_kill_loses_one(
     assert "look-ahead-3 - retrieval" in report
     with pytest.raises(InputError, match="model_sha256 must be 'm'"):
         measure(agent, arms, world, SETTINGS, {"model_sha256": "other"}, tmp_path)
+
+
+def test_a_game_that_ends_below_zero_is_lost() -> None:
+    def play(score: int) -> dict[str, Any]:
+        return {"score": score, "success": score == 100, "refused": 0, "actions": ["wave"], "work": asdict(Work(1))}
+
+    plays = [
+        {"task": "toy", "retrieval": play(was), "ordered": play(now)} for was, now in ((-100, 0), (-100, 100), (50, 50))
+    ]
+    results = make_results(plays, ["retrieval", "ordered"], {})
+    assert results["arms"]["retrieval"]["lost"]["mean"] == pytest.approx(100 * 2 / 3)
+    assert results["differences"][0]["lost"]["mean"] == pytest.approx(-100 * 2 / 3)
+    assert results["differences"][0]["score"]["mean"] == pytest.approx(100 / 3)
 
 
 @pytest.mark.parametrize(
