@@ -65,11 +65,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Print precision and recall of losses, overall and by task. Raises InputError."""
-    found = sorted(turns(recorded_episodes(arguments.episodes)), key=lambda turn: turn.task)
-    if not found:
+    places = sorted(turns(recorded_episodes(arguments.episodes)), key=lambda turn: turn.task)
+    if not places:
         raise InputError(f"--episodes: must hold a {FATAL[0]!r} that changed the score, found none")
     worlds = load(arguments.model)
-    judged = [(turn.task, (foresees_loss(worlds, turn), turn.lost)) for turn in tqdm(found, unit="step")]
+    judged = [(turn.task, (foresees_loss(worlds, turn), turn.lost)) for turn in tqdm(places, unit="step")]
     result: dict[str, Any] = {"steps": len(judged), "lost": detection([pair for _, pair in judged])}
     result["tasks"] = {
         task: detection([pair for _, pair in group]) for task, group in groupby(judged, key=lambda row: row[0])
