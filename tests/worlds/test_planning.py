@@ -32,16 +32,17 @@ class Scripted:
 
 def test_order_puts_trusted_refusals_last_and_keeps_the_rest() -> None:
     answers = {
-        "a": Imagined(REFUSED, trust=0.9),
+        "a": Imagined(REFUSED, trust=0.95),
         "b": Imagined(REFUSED, trust=0.4),  # below the bound
         "c": Imagined(DONE, reward=0.0, trust=0.99),
         "d": Imagined(REFUSED, trust=0.6),
         "e": Imagined(REFUSED),  # cut: no trust
     }
     worlds = Scripted(answers)
-    assert order_actions(worlds, list("abcde")) == [1, 2, 4, 3, 0]
+    assert order_actions(worlds, list("abcde")) == [1, 2, 3, 4, 0]
+    assert order_actions(worlds, list("abcde"), bound=0.5) == [1, 2, 4, 3, 0]
     assert order_actions(worlds, list("abcde"), bound=0.3) == [2, 4, 1, 3, 0]
-    assert worlds.closed == 2
+    assert worlds.closed == 3
 
 
 def test_order_puts_losses_behind_refusals() -> None:
