@@ -159,6 +159,8 @@ def use_device(name: str, key: str = "--device") -> torch.device:
     if name == "cpu" or not has_gpu:
         return torch.device("cpu")
     torch.set_float32_matmul_precision("high")
+    # cuDNN plans its attention for every new shape, which takes longer than the attention itself.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     return torch.device("cuda")
 
 

@@ -257,13 +257,14 @@ def after_attention(block: Block, x_BLD: Tensor, attended: Tensor) -> Tensor:
     return x_BLD + block.mlp_out_norm(block.mlp(block.mlp_norm(x_BLD)))
 
 
-def compile_blocks(model: nn.Module) -> None:
-    """Compile everything in a model's layers except attention with Inductor, once for all layers and lengths.
+def compile_blocks(model: nn.Module, dynamic: bool) -> None:
+    """Compile everything in a model's layers except attention with Inductor, once for all layers.
 
-    Needs a C++ compiler on CPU. The first forward and backward pass take half a minute longer.
+    Needs a C++ compiler on CPU. The first forward and backward pass take half a minute longer. dynamic: one kernel for
+    all shapes of a batch; otherwise one a shape, which is faster where few occur.
     """
-    before = torch.compile(before_attention, dynamic=True)
-    after = torch.compile(after_attention, dynamic=True)
+    before = torch.compile(before_attention, dynamic=dynamic)
+    after = torch.compile(after_attention, dynamic=dynamic)
     for module in model.modules():
         if isinstance(module, Block):
             # One compiled function for all layers: a graph per layer would recompile for each.

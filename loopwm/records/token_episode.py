@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -122,7 +123,7 @@ class TokenEpisode:
         place = self._place(kind, step, index)
         if place is None or not len(self.facts):
             return NO_FACTS
-        first, last = np.searchsorted(self.facts["start"], place)
+        first, last = np.searchsorted(self._fact_starts, place)
         facts = self.facts[first:last].copy()
         facts["start"] -= place[0]
         return facts
@@ -141,10 +142,21 @@ class TokenEpisode:
         identities[spans["step"]] = spans["start"]
         return identities
 
+    # Fields of structured arrays are strided views, which a search would copy every time.
+
+    @cached_property
+    def _step_starts(self) -> list[int]:
+        """First span of each step; a step behind the last has none."""
+        starts: list[int] = np.searchsorted(self.spans["step"], np.arange(len(self.steps) + 2)).tolist()
+        return starts
+
+    @cached_property
+    def _fact_starts(self) -> NDArray[np.int64]:
+        return np.ascontiguousarray(self.facts["start"])
+
     def _places(self, kind: int, step: int) -> list[tuple[int, int]]:
         """Return start and end in `tokens` of the texts of a kind after a step."""
-        first, last = np.searchsorted(self.spans["step"], (step, step + 1))
-        spans = self.spans[first:last].tolist()
+        spans = self.spans[self._step_starts[step] : self._step_starts[step + 1]].tolist()
         return [(start, start + length) for start, length, _, span_kind in spans if span_kind == kind]
 
     def _place(self, kind: int, step: int, index: int) -> tuple[int, int] | None:

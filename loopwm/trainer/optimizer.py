@@ -34,36 +34,42 @@ class Muon(torch.optim.Muon):
         if closure is not None:
             raise ValueError("closure: not supported")
         for group in self.param_groups:
+            alike: dict[tuple[torch.Size, torch.device], list[Tensor]] = {}
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._update(parameter, group["lr"], group["momentum"], group["weight_decay"])
+                    alike.setdefault((parameter.shape, parameter.device), []).append(parameter)
+            for (_, device), parameters in alike.items():
+                # A GPU takes as long to start a product of small matrices as to compute it: one for all of a shape.
+                for together in [parameters] if device.type == "cuda" else [[parameter] for parameter in parameters]:
+                    self._update(together, group["lr"], group["momentum"], group["weight_decay"])
         return None
 
-    def _update(self, parameter: Tensor, rate: float, momentum: float, decay: float) -> None:
-        gradient = parameter.grad
-        assert gradient is not None
-        state = self.state[parameter]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(gradient)
-        buffer: Tensor = state["momentum_buffer"]
-        buffer.lerp_(gradient, 1 - momentum)
-        direction = orthogonal(gradient.lerp(buffer, momentum))
-        parameter.mul_(1 - rate * decay)
+    def _update(self, parameters: list[Tensor], rate: float, momentum: float, decay: float) -> None:
+        """Update parameters of one shape."""
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            if "momentum_buffer" not in self.state[parameter]:
+                self.state[parameter]["momentum_buffer"] = torch.zeros_like(gradient)
+        buffers = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
+        torch._foreach_lerp_(buffers, gradients, 1 - momentum)
+        directions = orthogonal(torch.stack(torch._foreach_lerp(gradients, buffers, momentum)))
+        torch._foreach_mul_(parameters, 1 - rate * decay)
         # Scale to the rms of an AdamW update of the same rate (Liu et al. 2025, "Muon is Scalable for LLM Training").
-        parameter.add_(direction, alpha=-0.2 * math.sqrt(max(parameter.shape)) * rate)
+        scale = -0.2 * math.sqrt(max(parameters[0].shape)) * rate
+        torch._foreach_add_(parameters, list(directions.to(parameters[0].dtype).unbind()), alpha=scale)
 
 
-def orthogonal(matrix: Tensor) -> Tensor:
-    """Return U S' V^T for a matrix U S V^T, with singular values S' between about 0.7 and 1.2, by Newton-Schulz."""
+def orthogonal(matrices: Tensor) -> Tensor:
+    """Return U S' V^T for each matrix U S V^T, S' between about 0.7 and 1.2, by Newton-Schulz: (N, rows, columns)."""
     a, b, c = COEFFICIENTS
-    x = matrix.bfloat16() if matrix.is_cuda else matrix.float()
-    wide = x if x.shape[0] <= x.shape[1] else x.T
-    wide = wide / wide.norm().clamp(min=1e-7)
+    x = matrices.bfloat16() if matrices.is_cuda else matrices.float()
+    wide = x if x.shape[1] <= x.shape[2] else x.mT
+    wide = wide / torch.linalg.matrix_norm(wide, keepdim=True).clamp(min=1e-7)
     with quick_products():
         for _ in range(ITERATIONS):
-            gram = wide @ wide.T
-            wide = torch.addmm(wide, torch.addmm(gram, gram, gram, beta=b, alpha=c), wide, beta=a)
-    return wide if x.shape[0] <= x.shape[1] else wide.T
+            gram = wide @ wide.mT
+            wide = torch.baddbmm(wide, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), wide, beta=a)
+    return wide if x.shape[1] <= x.shape[2] else wide.mT
 
 
 LAYERS = {"prelude", "block", "coda", "copy", "two_layers"}

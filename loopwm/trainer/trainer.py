@@ -66,7 +66,7 @@ class Trainer(Generic[Config]):
                 f"{self.accelerator.num_processes} processes"
             )
         if config.run.compile_layers and compiler_found():
-            compile_blocks(self.program.objective)
+            compile_blocks(self.program.objective, dynamic=device.type == "cpu")
         if config.run.activation_checkpointing:
             checkpoint_blocks(self.program.objective)
         optimizers = build_optimizers(self.program.objective, config.optimizer)
@@ -205,9 +205,12 @@ class Trainer(Generic[Config]):
         shapes = {name: value.shape for name, value in sums.items()}
         everywhere = {name: shape for theirs in gather_object([shapes]) for name, shape in theirs.items()}
         device = self.accelerator.device
-        mine = {name: sums.get(name, torch.zeros(shape, device=device)) for name, shape in sorted(everywhere.items())}
+        mine = [sums.get(name, torch.zeros(shape, device=device)) for name, shape in sorted(everywhere.items())]
+        # One transfer from the device, which would otherwise be waited for once a number.
+        flat = torch.cat([value.float().flatten() for value in mine])
+        parts = self.accelerator.reduce(flat, "sum").cpu().split([value.numel() for value in mine])
         return self.program.record(
-            {name: self.accelerator.reduce(value.float(), "sum") for name, value in mine.items()}
+            {name: part.view(everywhere[name]) for name, part in zip(sorted(everywhere), parts, strict=True)}
         )
 
     def _summary(self, record: Mapping[str, float]) -> str:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from loopwm.text.data.tree import IGNORED, TRUNK_HORIZON, BranchStep, Layout, TreeRow, trunk_and_branches
-from loopwm.text.data.tree_attention import KEYS_MULTIPLE, BranchMask, BranchSpan, TreeMask
+from loopwm.text.data.tree import IGNORED, TRUNK_HORIZON, BranchStep, Layout, TreeRow, Words, trunk_and_branches
+from loopwm.text.data.tree_attention import KEYS_MULTIPLE, BranchMask, BranchSpan, PackedMask, TreeMask
 
 WIDTH_MULTIPLE = 64
 """Blocks of columns are padded to a multiple of this, so that few shapes occur: oneDNN compiles a kernel for every new
@@ -29,9 +30,10 @@ class TreeBatch:
     end.
     Padding has branch -1 and no targets.
 
-    place: index of a token in its row. stage_ends: end columns of the stages that run one after another if a latent is
-    carried; one with the layout for one pass. steps: latents of the branches. trunk_steps: latents of trunk steps that
-    are targets, with branch numbers that mean nothing. row_ids: indices of the rows in the global batch.
+    place: index of a token in its row. start: as in `TreeRow`. stage_ends: end columns of the stages that run one after
+    another if a latent is carried; one with the layout for one pass. steps: latents of the branches. trunk_steps:
+    latents of trunk steps that are targets, with branch numbers that mean nothing. row_ids: indices of the rows in the
+    global batch.
     """
 
     tokens: Tensor
@@ -45,6 +47,7 @@ class TreeBatch:
     undetermined: Tensor
     weight: Tensor
     place: Tensor
+    start: Tensor
     steps: BranchSteps
     trunk_steps: BranchSteps
     trunk: int
@@ -55,9 +58,14 @@ class TreeBatch:
     def collate(
         cls, rows: Sequence[TreeRow], row_ids: Sequence[int], pad_id: int, layout: Layout = trunk_and_branches
     ) -> TreeBatch:
-        widths = row_widths(rows, layout).max(0)  # every block is as wide as its widest row
+        return cls._collate(rows, row_ids, pad_id, layout, row_widths(rows, layout).max(0))  # the widest row's
+
+    @classmethod
+    def _collate(
+        cls, rows: Sequence[TreeRow], row_ids: Sequence[int], pad_id: int, layout: Layout, widths: NDArray[np.int64]
+    ) -> Self:
         ends = widths.cumsum()
-        columns = [_columns(np.asarray(layout(row)), ends - widths) for row in rows]
+        columns = [_columns(np.asarray(layout(row), dtype=np.int64), ends - widths) for row in rows]
 
         slots = max((len(s.places) for row in rows for s in (*row.steps, *row.trunk_steps)), default=0)  # M
 
@@ -79,6 +87,7 @@ class TreeBatch:
             undetermined=padded([row.undetermined for row in rows], 0).bool(),
             weight=padded([row.weight for row in rows], 1.0),  # the only float: `padded` goes by its type
             place=padded([range(len(row)) for row in rows], 0),  # noise is drawn by it
+            start=padded([row.start for row in rows], 0),
             steps=BranchSteps.collate([row.steps for row in rows], columns, slots, pad_id),
             trunk_steps=BranchSteps.collate([row.trunk_steps for row in rows], columns, slots, pad_id),
             trunk=int(ends[0]),
@@ -123,6 +132,44 @@ class TreeBatch:
         return TreeMask(t, self.attention_mask().branches & allowed[:, None])
 
 
+@dataclass(frozen=True)
+class PackedBatch(TreeBatch):
+    """Lines of several rows each, without blocks: one fixed shape and little padding, as GPUs need it."""
+
+    @classmethod
+    def collate(  # type: ignore[override]
+        cls, rows: Sequence[TreeRow], row_ids: Sequence[int], pad_id: int, columns: int
+    ) -> PackedBatch:
+        """Collate lines made by `join` to `columns` columns, or to a multiple that holds the longest."""
+        width = columns * max(1, math.ceil(max(map(len, rows)) / columns))
+        return cls._collate(rows, row_ids, pad_id, in_order, np.array([width, 0]))
+
+    def packed_mask(self) -> PackedMask:
+        return PackedMask.of(self.start, self.limit, self.branch, self.decode)
+
+
+def in_order(row: TreeRow) -> Sequence[int]:
+    """Lay out in one block."""
+    return [0] * len(row)
+
+
+def join(rows: Sequence[TreeRow]) -> TreeRow:
+    """Put rows one after another on a line. Limits and places count from its start, branches over all rows."""
+    line = TreeRow()
+    branches = 0
+    for row in rows:
+        offset = len(line)
+        for name in ("tokens", "positions", "decode", "stage", "label", "horizon", "undetermined", "weight"):
+            getattr(line, name).extend(getattr(row, name))
+        line.start += [offset] * len(row)
+        line.limit += [offset + limit for limit in row.limit]
+        line.branch += [branch and branches + branch for branch in row.branch]
+        line.steps += [step.moved(offset) for step in row.steps]
+        line.trunk_steps += [step.moved(offset) for step in row.trunk_steps]
+        branches += max(row.branch, default=0)
+    return line
+
+
 def branch_mask(batch: TreeBatch, mask: TreeMask) -> BranchMask:
     """Split the mask of a batch that is laid out for one pass by branches."""
     t = batch.trunk
@@ -158,12 +205,33 @@ def _moved(tensors: Any, device: torch.device) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
+class WordBags:
+    """Texts of latents as bags of words: tokens (N, O) padded at the end, weight (N, O) in the loss, 0 for padding."""
+
+    tokens: Tensor
+    weight: Tensor
+
+    @classmethod
+    def collate(cls, texts: Sequence[Words], pad_id: int) -> WordBags:
+        tokens = np.full((len(texts), max((len(text.tokens) for text in texts), default=0)), pad_id, dtype=np.int64)
+        weight = np.zeros(tokens.shape, dtype=np.float32)
+        for i, text in enumerate(texts):
+            tokens[i, : len(text.tokens)] = text.tokens
+            weight[i, : len(text.tokens)] = text.weights
+        return cls(torch.from_numpy(tokens), torch.from_numpy(weight))
+
+    def to(self, device: torch.device) -> WordBags:
+        return WordBags(self.tokens.to(device), self.weight.to(device))
+
+
+@dataclass(frozen=True)
 class BranchSteps:
     """Latents h_k of a batch's branches, N in all, branch by branch with k = 0, 1, .., K.
 
     row (N,) and columns (N, M): places of the slots. branch (N,): numbered over the batch, `branches` in all.
     horizon, deepest, supervised, reward, done (N,): as in `BranchStep`. observation (N, O): o_k padded at the end,
     observation_length (N,). observation_weight (N, O): weights of its tokens in the loss, 0 for marks and padding.
+    state: bags of the state's texts, one for each of `STATE_KINDS`; none if they are no targets.
     """
 
     row: Tensor
@@ -178,6 +246,7 @@ class BranchSteps:
     observation_length: Tensor
     observation_weight: Tensor
     branches: int
+    state: tuple[WordBags, ...]
 
     @classmethod
     def collate(
@@ -215,6 +284,7 @@ class BranchSteps:
             observation_length=torch.tensor(lengths, dtype=torch.long),
             observation_weight=torch.from_numpy(weight),
             branches=int((horizon == 0).sum()),
+            state=tuple(WordBags.collate(texts, pad_id) for texts in zip(*(s.state for _, s in steps), strict=True)),
         )
 
     @property
@@ -227,7 +297,7 @@ class BranchSteps:
         return h_BLD[self.row[:, None], self.columns]
 
     def to(self, device: torch.device) -> BranchSteps:
-        return replace(self, **_moved(self, device))
+        return replace(self, state=tuple(bags.to(device) for bags in self.state), **_moved(self, device))
 
 
 def row_widths(rows: Sequence[TreeRow], layout: Layout) -> NDArray[np.int64]:

@@ -9,8 +9,10 @@ An optimiser step takes rows until it has enough rows and tokens, and sorts them
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from numpy.typing import NDArray
 
 from loopwm.records.errors import InputError
 from loopwm.records.token_episode import TokenEpisode
-from loopwm.text.data.collate import TreeBatch, row_widths
+from loopwm.text.data.collate import PackedBatch, TreeBatch, join, row_widths
 from loopwm.text.data.sampler import EpochPlanner, generator
 from loopwm.text.data.tree import Layout, RowBuilder, RowPlan, TreeRow
 from loopwm.text.training.config import BatchConfig, DataConfig, ObjectiveConfig
@@ -33,11 +35,22 @@ RowCost = Callable[[int, TreeRow], float]
 
 @dataclass(frozen=True)
 class PlannedRow:
-    """A row with its plan, from which it can be rebuilt with shallower branches."""
+    """A row before it is built: its plan and what it will hold. Planning costs a fraction of building."""
 
     episode: TokenEpisode
     plan: RowPlan
-    row: TreeRow
+    builder: RowBuilder
+    tokens: int
+    targets: int
+
+    @cached_property
+    def row(self) -> TreeRow:
+        return self.builder.build(self.episode, self.plan)
+
+    def cut(self, horizon: int) -> TreeRow:
+        """Build the row with branches of at most `horizon` actions."""
+        plan = self.plan.cut(horizon)
+        return self.row if plan is self.plan else self.builder.build(self.episode, plan)
 
 
 @dataclass(frozen=True)
@@ -80,11 +93,11 @@ class Source:
         while not (rows := self.epoch(place.epoch)):  # an epoch of few episodes with weights below 1 may be empty
             place = replace(place, epoch=place.epoch + 1)
         index, plan = rows[place.row]
-        episode = self.planner.episodes[index].episode
-        planned = PlannedRow(episode, plan, self._builder.build(episode, plan))
+        measured = self.planner.episodes[index]
+        planned = PlannedRow(measured.episode, plan, self._builder, *measured.size(plan))
         at_end = place.row + 1 == len(rows)
         epoch, row = (place.epoch + 1, 0) if at_end else (place.epoch, place.row + 1)
-        return planned, SourcePosition(epoch, row, place.targets + planned.row.targets)
+        return planned, SourcePosition(epoch, row, place.targets + planned.targets)
 
 
 def make_sources(
@@ -251,14 +264,19 @@ class BatchStream:
         places = {source.name: SourcePosition(*loader_state.places.get(source.name, ())) for source in self.sources}
         while True:
             rows: list[PlannedRow] = []
-            while len(rows) < self.batch.rows or sum(len(planned.row) for planned in rows) < self.batch.tokens:
+            while len(rows) < self.batch.rows or sum(planned.tokens for planned in rows) < self.batch.tokens:
                 source = min(self.sources, key=lambda source: places[source.name].targets / source.share)
                 planned, places[source.name] = source.take(places[source.name])
                 rows.append(planned)
             yield rows, LoaderState({name: (p.epoch, p.row, p.targets) for name, p in places.items()})
 
     def global_batches(
-        self, loader_state: LoaderState, horizons: Iterable[int], costs: Iterable[RowCost], processes: int = 1
+        self,
+        loader_state: LoaderState,
+        horizons: Iterable[int],
+        costs: Iterable[RowCost],
+        processes: int = 1,
+        worker: tuple[int, int] = (0, 1),
     ) -> Iterator[tuple[list[TreeBatch], LoaderState]]:
         """Yield the micro-batches of each optimiser step and the loader state after it.
 
@@ -267,8 +285,10 @@ class BatchStream:
             horizons: deepest branch of each of these steps. Rows are cut to it; the loader state advances as without.
             costs: costs of the rows of each step.
             processes: as in `collate`.
+            worker: index and number of the processes that share the building: each yields every n-th step.
         """
-        for horizon, cost, (rows, after) in zip(horizons, costs, self.steps(loader_state), strict=False):
+        steps = zip(horizons, costs, self.steps(loader_state), strict=False)
+        for horizon, cost, (rows, after) in itertools.islice(steps, worker[0], None, worker[1]):
             yield self.collate(rows, self.batch.micro_batches, horizon, cost, processes), after
 
     def collate(
@@ -279,21 +299,27 @@ class BatchStream:
         Rows are dealt to the processes by their cost, and those of each are cut into an equal number of batches:
         process i has the batches i, i + processes, ..
         """
-        rows = sorted(rows, key=lambda planned: len(planned.row), reverse=True)
-        widths = row_widths([planned.row for planned in rows], self.layout)
-        cut = [self._cut(planned, horizon) for planned in rows]
+        rows = sorted(rows, key=lambda planned: planned.tokens, reverse=True)
+        cut = [planned.cut(horizon) for planned in rows]
         costs = [cost(i, row) for i, row in enumerate(cut)] if cost else [1.0] * len(cut)
-        parts = []
-        for ids in deal(costs, processes, groups // processes):
-            cuts = partition(widths[ids], groups // processes)
-            parts.append(
-                [TreeBatch.collate([cut[i] for i in ids[a:b]], ids[a:b], self.pad_id, self.layout) for a, b in cuts]
-            )
+        parts = [
+            self._micro_batches([cut[i] for i in ids], ids, groups // processes)
+            for ids in deal(costs, processes, 0 if self.batch.packed else groups // processes)
+        ]
         return [batch for batches in zip(*parts, strict=True) for batch in batches]  # interleaved over the processes
 
-    def _cut(self, planned: PlannedRow, horizon: int) -> TreeRow:
-        plan = planned.plan.cut(horizon)
-        return planned.row if plan is planned.plan else self.builder.build(planned.episode, plan)
+    def _micro_batches(self, rows: Sequence[TreeRow], ids: Sequence[int], groups: int) -> list[TreeBatch]:
+        """Collate the rows of a process, the longest first, to `groups` batches."""
+        if not self.batch.packed:
+            cuts = partition(row_widths(rows, self.layout), groups)
+            return [TreeBatch.collate(rows[a:b], ids[a:b], self.pad_id, self.layout) for a, b in cuts]
+        lines = math.ceil(self.batch.tokens / self.batch.micro_batches / self.batch.packed)
+        dealt = deal([len(row) for row in rows], groups * lines, 0)
+        joined = [join([rows[i] for i in line]) for line in dealt]
+        return [
+            PackedBatch.collate(joined[i::groups], range(i, len(joined), groups), self.pad_id, self.batch.packed)
+            for i in range(groups)
+        ]
 
 
 def horizons(config: ObjectiveConfig, max_horizon: int, step: int) -> Iterator[int]:

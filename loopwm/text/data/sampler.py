@@ -54,6 +54,8 @@ class MeasuredEpisode:
         steps = episode.lengths(ACTION) + self.targets + np.int32(marks - 1)
         steps[0] = 0  # the first observation is part of the head
         self.ends = steps.cumsum(dtype=np.int32)
+        self._slots = slots.count
+        self._action_lengths = episode.lengths(ACTION)
         actions = episode.identities(ACTION)
         self._repeats = actions[1:] == actions[:-1]
         self._equal_before = _equal_before(episode.identities(OBSERVATION).tolist())
@@ -76,6 +78,29 @@ class MeasuredEpisode:
     def reach_back(self, step: int, room: int) -> int:
         """Return the first step such that steps from it up to `step` fit into `room` tokens; step + 1 if none."""
         return int(np.searchsorted(self.ends, self.ends[step] - room, side="left")) + 1
+
+    def size(self, plan: RowPlan) -> tuple[int, int]:
+        """Return the tokens and the target tokens of a plan's row, without building it."""
+        tokens = (self.head_length(plan.head, plan.context_kind) or 0) + int(self.ends[plan.last])
+        tokens -= int(self.ends[plan.first - 1])
+        targets = 0 if plan.targets_from is None else int(self.targets[plan.targets_from : plan.last + 1].sum())
+        for branch in plan.branches:
+            actions, answers = self._branch_lengths(branch)
+            tokens += (1 + len(actions)) * self._slots + len(actions) + sum(actions)  # each opens with its mark
+            tokens += sum(answers) + len(answers)
+            targets += sum(answers)
+        return tokens, targets
+
+    def _branch_lengths(self, branch: Branch) -> tuple[list[int], list[int]]:
+        """Return the tokens of a branch's actions, and the target tokens of its decoded texts."""
+        steps = range(branch.step + 1, branch.step + branch.deepest + 1)
+        actions = [int(self._action_lengths[step]) for step in steps if step < len(self._action_lengths)]
+        answers = [int(self.targets[branch.step + k]) for k in branch.decoded if branch.step + k < len(self.targets)]
+        if branch.query is not None:
+            query, answer = self.episode.query_places(steps[-1] - 1)[branch.query]
+            actions = [*actions[: branch.deepest - 1], query[1] - query[0]]
+            answers = [*answers[: len(branch.decoded) - 1], answer[1] - answer[0] + 1]
+        return actions, answers
 
     def repeats(self, step: int, horizon: int) -> bool:
         """Return True if two consecutive actions of the `horizon` actions after `step` are equal."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from loopwm.records.template import ContextKind, StateSlots
-from loopwm.records.token_episode import ANSWER, OBSERVATION, TokenEpisode
+from loopwm.records.token_episode import ANSWER, INVENTORY, LOOK, OBSERVATION, TokenEpisode
 from loopwm.text.answerable import RowFacts
 
 IGNORED = -100
@@ -94,11 +94,24 @@ class RowPlan:
 
 
 @dataclass(frozen=True)
+class Words:
+    """A text as the words that a latent is to name, with their weights in the loss."""
+
+    tokens: Sequence[int] = ()
+    weights: Sequence[float] = ()
+
+
+STATE_KINDS, STATE_NAMES = (LOOK, INVENTORY), ("look", "inventory")
+"""Texts of the state after a step."""
+
+
+@dataclass(frozen=True)
 class BranchStep:
     """A latent h_k of a branch: places of its slots in the row, and the outcome of the step.
 
     deepest: K of its branch. supervised: its observation is decoded in the row. observation: o_k with its marks, empty
-    at horizon 0; weights: of its tokens in the loss. reward: points, NaN if not recorded.
+    at horizon 0; weights: of its tokens in the loss. reward: points, NaN if not recorded. state: the state's texts, one
+    for each of `STATE_KINDS`; none if they are no targets.
     """
 
     places: range
@@ -109,6 +122,11 @@ class BranchStep:
     weights: Sequence[float]
     reward: float
     done: bool
+    state: tuple[Words, ...] = ()
+
+    def moved(self, offset: int) -> BranchStep:
+        """Return the step with places `offset` tokens further on."""
+        return replace(self, places=range(self.places.start + offset, self.places.stop + offset))
 
 
 @dataclass
@@ -118,7 +136,8 @@ class TreeRow:
     limit: trunk tokens that a position attends to; branch: 0 trunk, else its number; decode: 0 spine, else the horizon
     decoded there, or START; stage: horizon that a token belongs to, 0 for the trunk and the slots of h_0; label: the
     next token if it is a target; horizon: that target's horizon, 0 in the trunk; undetermined: True if no text of the
-    row determines that target; weight: of that target in the loss.
+    row determines that target; weight: of that target in the loss; start: where the token's own row starts, if this
+    line holds several (`loopwm/text/data/collate.py:join`).
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -133,6 +152,7 @@ class TreeRow:
     weight: list[float] = field(default_factory=list)
     steps: list[BranchStep] = field(default_factory=list)
     trunk_steps: list[BranchStep] = field(default_factory=list)
+    start: list[int] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -153,6 +173,7 @@ class TreeRow:
         self.label += [IGNORED] * n
         self.horizon += [TRUNK_HORIZON] * n
         self.undetermined += [False] * n
+        self.start += [0] * n
         return position + n
 
     def supervise_last(self, undetermined: Sequence[bool], horizon: int) -> None:
@@ -191,12 +212,18 @@ class TargetWeights:
 class RowBuilder:
     """Build rows of episodes by their plans.
 
-    weights: of targets in the loss, by world; 1 for worlds that are not named.
+    weights: of targets in the loss, by world; 1 for worlds that are not named. change_weight: of words of the state
+    that the step before did not show, relative to the others; 0: latents get no words of the state.
     """
 
     def __init__(
-        self, ids: TemplateIds, slots: StateSlots, weights: Mapping[str, TargetWeights] = MappingProxyType({})
+        self,
+        ids: TemplateIds,
+        slots: StateSlots,
+        weights: Mapping[str, TargetWeights] = MappingProxyType({}),
+        change_weight: float = 0.0,
     ) -> None:
+        self.change_weight = change_weight
         self.ids = ids
         self.slots = slots
         self.weights = weights
@@ -242,7 +269,8 @@ class RowBuilder:
                 undetermined = [*facts.undetermined(OBSERVATION, step, last_shown=step - 1), False]  # <|end|>: known
                 row.supervise_last(undetermined, TRUNK_HORIZON)
                 if slots:
-                    row.trunk_steps.append(self._latent(episode, step, places, undetermined))
+                    state = self._state_words(episode, step, facts, step - 1)
+                    row.trunk_steps.append(self._latent(episode, step, places, undetermined, state))
             ends[step] = position
         return ends
 
@@ -258,7 +286,8 @@ class RowBuilder:
         """Append the slots of h_0, the spine of a branch from position `end` on, and its side branches."""
         # h_0 is a side branch if the trunk has slots: no later token attends to it there, as in serving.
         position = row.append(self._state, end, end, number, START if self.slots.in_trunk else 0, 0)
-        row.steps.append(BranchStep(self._slots_at_end(row), 0, branch.deepest, False, (), (), math.nan, False))
+        state = self._state_words(episode, branch.step, facts, branch.step)
+        row.steps.append(BranchStep(self._slots_at_end(row), 0, branch.deepest, False, (), (), math.nan, False, state))
         position = end if self.slots.in_trunk else position
         for k in range(1, branch.deepest + 1):
             step, is_query = branch.step + k, branch.query is not None and k == branch.deepest
@@ -275,17 +304,40 @@ class RowBuilder:
             undetermined = [*facts.undetermined(*place, last_shown=branch.step), False]
             weights = self._weights(episode).of([IGNORED, *observation[1:]], [False, *undetermined])
             places = self._slots_at_end(row)
-            row.steps.append(BranchStep(places, k, branch.deepest, decoded, observation, weights, *outcome))
+            state = self._state_words(episode, place[1], facts, branch.step)
+            row.steps.append(BranchStep(places, k, branch.deepest, decoded, observation, weights, *outcome, state))
             if decoded:
                 # `position` is not advanced: the next action continues the spine as if nothing were decoded.
                 row.append(observation, position, end, number, k, k)
                 row.supervise_last(undetermined, QUERY_HORIZON if is_query else k)
 
-    def _latent(self, episode: TokenEpisode, step: int, places: range, undetermined: Sequence[bool]) -> BranchStep:
+    def _state_words(self, episode: TokenEpisode, step: int, facts: RowFacts, last_shown: int) -> tuple[Words, ...]:
+        """Return the words of the state after a step, for a reader who sees observations up to `last_shown`."""
+        if not self.change_weight:
+            return ()
+        return tuple(self._words(episode, kind, step, facts, last_shown) for kind in STATE_KINDS)
+
+    def _words(self, episode: TokenEpisode, kind: int, step: int, facts: RowFacts, last_shown: int) -> Words:
+        text = episode.text(kind, step)
+        if text is None:
+            return Words()
+        tokens = text.tolist()
+        before = episode.text(kind, step - 1) if step else text
+        old = set(() if before is None else before.tolist())
+        unknown = self._weights(episode).undetermined
+        weights = [
+            (1.0 if token in old else self.change_weight) * (unknown if hidden else 1.0)
+            for token, hidden in zip(tokens, facts.undetermined(kind, step, last_shown=last_shown), strict=True)
+        ]
+        return Words(tokens, weights)
+
+    def _latent(
+        self, episode: TokenEpisode, step: int, places: range, undetermined: Sequence[bool], state: tuple[Words, ...]
+    ) -> BranchStep:
         """Return a step of the trunk as a branch of one action."""
         observation = self._observation(episode, step)
         weights = self._weights(episode).of([IGNORED, *observation[1:]], [False, *undetermined])
-        return BranchStep(places, 1, 1, True, observation, weights, *self._outcome(episode, step))
+        return BranchStep(places, 1, 1, True, observation, weights, *self._outcome(episode, step), state)
 
     @staticmethod
     def _outcome(episode: TokenEpisode, step: int) -> tuple[float, bool]:

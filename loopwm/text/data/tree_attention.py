@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from loopwm.core.block import for_queries
 from loopwm.core.training_attention import training_attention
@@ -115,6 +118,60 @@ def _looked_up_evenly(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tenso
     return training_attention(q, k, v, visible)[0, :, :length]
 
 
-def tree_attention(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: TreeMask | BranchMask) -> Tensor:
+@dataclass(frozen=True)
+class PackedMask:
+    """Attention mask of lines that hold several rows each, by the fields of `PackedBatch`, (B, L) each.
+
+    blocks: the same for the GPU's kernel, which skips hidden blocks; None on CPU.
+    """
+
+    start: Tensor
+    limit: Tensor
+    branch: Tensor
+    decode: Tensor
+    blocks: BlockMask | None
+
+    @classmethod
+    def of(cls, start: Tensor, limit: Tensor, branch: Tensor, decode: Tensor) -> PackedMask:
+        """Build the mask, with blocks on a GPU."""
+        mask = cls(start, limit, branch, decode, None)
+        if not start.is_cuda:
+            return mask
+        lines, length = start.shape
+        visible = _visible(start, limit, branch, decode)
+        return replace(mask, blocks=_compiled(create_block_mask)(visible, lines, None, length, length, start.device))
+
+    def __getitem__(self, rows: Tensor) -> PackedMask:
+        return PackedMask.of(self.start[rows], self.limit[rows], self.branch[rows], self.decode[rows])
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attend: (B, H, L, E); k, v: (B, G, L, E)."""
+        if self.blocks is not None:
+            out: Tensor = _compiled(flex_attention)(q, k, v, block_mask=self.blocks, enable_gqa=True)
+            return out
+        line, column = torch.arange(len(q))[:, None, None, None], torch.arange(q.shape[2])
+        mask = _visible(self.start, self.limit, self.branch, self.decode)(line, None, column[:, None], column)
+        k, v = for_queries(k, q.shape[1]), for_queries(v, q.shape[1])
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def _visible(start: Tensor, limit: Tensor, branch: Tensor, decode: Tensor) -> Callable[..., Tensor]:
+    """Return the function that says whether query column q of line b attends to key column k; indices broadcast."""
+
+    def visible(b: Tensor, h: Any, q: Tensor, k: Tensor) -> Tensor:
+        in_trunk = (k >= start[b, q]) & (k < limit[b, q])
+        same_branch = (branch[b, q] > 0) & (branch[b, k] == branch[b, q]) & (k <= q)
+        spine_or_own = (decode[b, k] == 0) | (decode[b, k] == decode[b, q])
+        return in_trunk | (same_branch & spine_or_own) | (k == q)  # padding sees itself: a softmax needs a key
+
+    return visible
+
+
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, dynamic=False)
+
+
+def tree_attention(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: TreeMask | BranchMask | PackedMask) -> Tensor:
     """Attend for training rows, without a cache, the same in every slot. Trunk queries do not pay for the branches."""
     return mask.attend(q, k, v).transpose(1, 2).flatten(2)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,7 +44,7 @@ from loopwm.core import (
     rotary_angles,
 )
 from loopwm.core.block import RMSNorm
-from loopwm.text.data.tree_attention import BranchMask, TreeMask, tree_attention
+from loopwm.text.data.tree_attention import BranchMask, PackedMask, TreeMask, tree_attention
 from loopwm.text.model.attention import AttentionSlot, CopyAttention
 from loopwm.text.model.configuration import LoopWMConfig
 from loopwm.text.model.heads import MonitorHead, PredictionHeads
@@ -53,11 +54,11 @@ from loopwm.text.model.propagation import Propagation
 States = KVCache | RaggedBatch
 """Caches with ragged depth, which transformers' own cannot hold."""
 
-RowMask = TreeMask | BranchMask
+RowMask = TreeMask | BranchMask | PackedMask
 """Attention masks of training rows."""
 
-OBSERVATIONS_TOGETHER = 32
-"""Observations per batch through the prelude."""
+OBSERVATIONS_TOGETHER = {"cpu": 32, "cuda": 256}
+"""Observations per batch through the prelude, by device."""
 
 
 class LoopWMPreTrainedModel(PreTrainedModel):
@@ -249,9 +250,12 @@ class LoopWMModel(LoopWMPreTrainedModel):
         """
         summary_ND = torch.zeros(len(tokens_NO), self.config.hidden_size, device=tokens_NO.device)
         # Most observations are short and few are long: one batch of all would be mostly padding.
-        for rows in length_N.argsort().split(OBSERVATIONS_TOGETHER) if len(length_N) else ():
-            longest = int(length_N[rows[-1]])
-            summary_ND[rows] = self._embed_observations(tokens_NO[rows, :longest], length_N[rows])
+        device = length_N.device.type
+        # A GPU's kernels are compiled for one shape, and every batch here has another.
+        with torch.compiler.set_stance("force_eager") if device == "cuda" else nullcontext():
+            for rows in length_N.argsort().split(OBSERVATIONS_TOGETHER[device]) if len(length_N) else ():
+                longest = int(length_N[rows[-1]])
+                summary_ND[rows] = self._embed_observations(tokens_NO[rows, :longest], length_N[rows])
         return summary_ND
 
     def _embed_observations(self, tokens_NO: Tensor, length_N: Tensor) -> Tensor:

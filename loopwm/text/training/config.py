@@ -156,6 +156,10 @@ class ObjectiveConfig:
     contraction_coef: float = 0.0
     bag_coef: float = 0.0
     """For the words of every step's observation, predicted from its slots, also at steps that are not decoded."""
+    state_coef: float = 0.0
+    """For the words of `look` and of `inventory` after every step, predicted from its slots as by `bag_coef`."""
+    state_change_weight: float = 8.0
+    """Weight of a word of these that the step before did not show, relative to the others."""
     horizon_every: int = 0
     """Delta of the curriculum K = min(data.max_horizon, 1 + floor(step / Delta)); 0: none."""
 
@@ -168,6 +172,12 @@ class BatchConfig:
     tokens: int = 8192
     """Without padding."""
     micro_batches: int = 4
+    packed: int = 0
+    """Columns of a line that holds several rows, for GPUs; 0: one row a line, as CPUs need it. A micro-batch has
+    tokens / micro_batches / packed lines, rounded up. Leave room for the last row: 59000 tokens fill 8 lines of 8192.
+    """
+    workers: int = 0
+    """Processes that build batches ahead of their steps; 0: the training process builds them."""
 
 
 @dataclass(frozen=True)
@@ -185,6 +195,7 @@ class DepthConfig:
 POSITIVE = {
     "data": ("trunk_tokens_min", "snapshot_steps", "repeat_weight", "change_weight"),
     "batch": ("rows", "tokens", "micro_batches"),
+    "objective": ("state_change_weight",),
     "optimizer": ("learning_rate", "clip_norm"),
     "run": ("steps", "log_every", "eval_every", "eval_batches", "save_every", "keep_checkpoints"),
 }
@@ -198,10 +209,12 @@ NOT_NEGATIVE = {
         "consistency_coef",
         "contraction_coef",
         "bag_coef",
+        "state_coef",
         "horizon_every",
     ),
     "data": ("history_share", "max_branches", "episode_steps", "query_share", "max_queries"),
     "optimizer": ("weight_decay", "average"),
+    "batch": ("packed", "workers"),
     "depth": ("backward_loops", "ramp_start", "ramp_steps"),
 }
 """Keys whose values must not be below zero."""

@@ -20,8 +20,8 @@ from torch.nn import functional as F
 
 from loopwm.core import DepthPlan
 from loopwm.core.twohot import two_hot_loss, two_hot_value
-from loopwm.text.data.collate import BranchSteps, TreeBatch, branch_mask
-from loopwm.text.data.tree import IGNORED, QUERY_HORIZON
+from loopwm.text.data.collate import BranchSteps, PackedBatch, TreeBatch, WordBags, branch_mask
+from loopwm.text.data.tree import IGNORED, QUERY_HORIZON, STATE_KINDS, STATE_NAMES
 from loopwm.text.data.tree_attention import BranchMask, TreeMask
 from loopwm.text.model.configuration import LoopWMConfig
 from loopwm.text.model.heads import POINTS, BagHead
@@ -64,7 +64,7 @@ def run_rows(model: LoopWMModel, batch: TreeBatch, depth: DepthPlan | int) -> Ro
     Raises ValueError if the model carries latents and the batch is not laid out `by_stage`.
     """
     if model.config.propagate == "none":
-        mask = one_pass_mask(model.config, batch)
+        mask = batch.packed_mask() if isinstance(batch, PackedBatch) else one_pass_mask(model.config, batch)
         return RowOutput.of(model(batch.tokens, mask, batch.positions, use_cache=False, depth=depth))
     outs = run_stages(model, model.config, batch, row_mask(model.config, batch), depth)
     return RowOutput.join([RowOutput.of(out) for out in outs])
@@ -225,6 +225,16 @@ def bag_of_words_loss(logits_NV: Tensor, token_NO: Tensor, weight_NO: Tensor) ->
     return loss.sum(), {"bag_loss": _pair(loss)}
 
 
+def state_words_loss(name: str, logits: Sequence[Tensor], bags: Sequence[WordBags]) -> Term:
+    """Sum `bag_of_words_loss` over groups of steps for a text of the state after them, such as `look`.
+
+    A refused action has the same words as every other, so the words of its observation do not say what is held after
+    it. Ours, not LoopWM's. Diagnostics: look_loss or inventory_loss, of a step.
+    """
+    terms = [bag_of_words_loss(x, bag.tokens, bag.weight) for x, bag in zip(logits, bags, strict=True)]
+    return sum(loss for loss, _ in terms), {f"{name}_loss": sum(numbers["bag_loss"] for _, numbers in terms)}
+
+
 @torch.no_grad()
 def recurrence_norms(batch: TreeBatch, out: RowOutput) -> dict[str, Tensor]:
     """Return state_rms and last_step_rms as pairs over rows.
@@ -261,6 +271,7 @@ class TextObjective(nn.Module):
         self.model = model
         self.objective = c = objective or ObjectiveConfig()
         self.bag = BagHead(model.config.hidden_size) if c.bag_coef else None
+        self.state_bags = nn.ModuleList(BagHead(model.config.hidden_size) for _ in STATE_KINDS if c.state_coef)
         self.register_buffer("first_steps", torch.full((MEDIAN_STEPS,), torch.nan))  # NaN: not filled yet
 
     def forward(self, batch: TreeBatch, depth: DepthPlan | int, normaliser: float) -> Term:
@@ -311,6 +322,11 @@ class TextObjective(nn.Module):
             words = [self.model.lm_head(self.bag(s.at_slots(out.state))) for s in groups]
             pairs = zip(words, groups, strict=True)
             yield c.bag_coef, _added(*(bag_of_words_loss(x, s.observation, s.observation_weight) for x, s in pairs))
+        with_state = [s for s in groups if s.state]  # a group without a step has no texts
+        for i, head in enumerate(self.state_bags if with_state else ()):
+            words = [self.model.lm_head(head(s.at_slots(out.state))) for s in with_state]
+            bags = [s.state[i] for s in with_state]
+            yield c.state_coef, state_words_loss(STATE_NAMES[i], words, bags)
 
     def c_max(self) -> Tensor:
         """Return C_max (LoopWM, equation 21): twice the running median of a step's rms; infinite at first."""

@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from transformers import PreTrainedTokenizerFast
 
 from loopwm.core import DepthPlan
@@ -129,6 +130,18 @@ def _most_tokens_per_byte(tokenizer: PreTrainedTokenizerFast, episodes: Sequence
     return float(max(len(start) / sizes[start].sum() for start in starts))
 
 
+class _Steps(IterableDataset[Any]):
+    """Steps of a stream, every n-th in each of n workers, so that a loader returns them in their order."""
+
+    def __init__(self, built: Callable[..., Iterator[Any]]) -> None:
+        self._built = built
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        assert worker is not None, "built in workers only"
+        return self._built((worker.id, worker.num_workers))
+
+
 class TextProgram:
     """Text worlds as a `Program`."""
 
@@ -203,8 +216,11 @@ class TextProgram:
             )
             for env in worlds
         }
-        builder = RowBuilder(template_ids(self.tokenizer), self.model_config.slots, weights)
+        change_weight = c.state_change_weight if c.state_coef else 0.0
+        builder = RowBuilder(template_ids(self.tokenizer), self.model_config.slots, weights, change_weight)
         (pad,) = special_ids(self.tokenizer, (template.PAD,))
+        if self.config.batch.packed and not self.model_config.trunk_is_served:
+            raise InputError("batch.packed: must be 0 for a model whose trunk is not served (propagate, decode_sees)")
         layout = trunk_and_branches if self.model_config.propagate == "none" else by_stage
         served = self.model_config.trunk_is_served
         sources = make_sources(episodes, self.config.data, self.config.objective, builder, served, seed)
@@ -222,9 +238,19 @@ class TextProgram:
         self, loader_state: LoaderState, step: int = 0, processes: int = 1
     ) -> Iterator[tuple[list[TreeBatch], LoaderState]]:
         """Yield the global batches from optimiser step `step` on, dealt to `processes` processes."""
+        if not self.config.batch.workers:
+            return self._built(loader_state, step, processes)
+        # File names instead of open files: a batch has dozens of tensors, and many batches wait.
+        torch.multiprocessing.set_sharing_strategy("file_system")
+        batches = _Steps(partial(self._built, loader_state, step, processes))
+        return iter(DataLoader(batches, batch_size=None, num_workers=self.config.batch.workers, prefetch_factor=4))
+
+    def _built(
+        self, loader_state: LoaderState, step: int, processes: int, worker: tuple[int, int] = (0, 1)
+    ) -> Iterator[tuple[list[TreeBatch], LoaderState]]:
         curriculum = horizons(self.config.objective, self.config.data.max_horizon, step)
         costs = (partial(self._row_cost, at) for at in itertools.count(step))
-        return self.train_stream.global_batches(loader_state, curriculum, costs, processes)
+        return self.train_stream.global_batches(loader_state, curriculum, costs, processes, worker)
 
     def _row_cost(self, step: int, index: int, row: TreeRow) -> float:
         """Return the FLOPs of a row of a step. A micro-batch that draws one depth for all its rows may draw another."""
@@ -245,12 +271,19 @@ class TextProgram:
         for rows, _ in itertools.islice(self.dev_stream.steps(LoaderState()), self.config.run.eval_batches):
             for planned in rows:
                 sources.setdefault(f"{planned.episode.env}/{planned.episode.policy}", []).append(planned)
-        size = self.config.batch.rows // self.micro_batches  # rows of a micro-batch in training
+        horizon = self.config.data.max_horizon
         return [
             DevBatch(name, batch)
             for name, rows in sorted(sources.items())
-            for batch in self.dev_stream.collate(rows, math.ceil(len(rows) / size), self.config.data.max_horizon)
+            for batch in self.dev_stream.collate(rows, self._groups(rows), horizon)
         ]
+
+    def _groups(self, rows: Sequence[PlannedRow]) -> int:
+        """Return the micro-batches of the size in training that rows fill."""
+        batch = self.config.batch
+        if not batch.packed:
+            return math.ceil(len(rows) / (batch.rows // batch.micro_batches))
+        return math.ceil(sum(planned.tokens for planned in rows) / (batch.tokens / batch.micro_batches))
 
     def depth_plan(self, step: int, batch: TreeBatch) -> DepthPlan:
         return self._draw(step, batch.row_ids, batch.place)

@@ -153,6 +153,26 @@ def test_the_words_of_every_step_are_asked_for_as_often_as_their_coefficient_say
     assert summed > 0.1
 
 
+@shows("objective.state_coef", "objective.state_change_weight")
+def test_latents_are_asked_for_the_words_of_the_state(config_file):
+    """At h_0, deferred and trunk steps; a word that the step before did not show weighs more."""
+    plain, without, _ = loss_of(config_file, [])
+    keys = ["objective.state_coef=3.0", "objective.state_change_weight=5.0"]
+    loss, measured, batch = loss_of(config_file, keys)
+    summed = sum(measured[name][0] for name in ("look_loss", "inventory_loss")).item()
+    assert loss - plain == pytest.approx(3.0 * summed / 100, rel=1e-3)
+    assert measured["look_loss"][1] == len(batch.trunk_steps.row) + len(batch.steps.row)
+    assert "look_loss" not in without
+    tokenizer = load_tokenizer()
+    look, inventory = batch.trunk_steps.state
+    assert {tokenizer.decode(text).rstrip("<|pad|>") for text in inventory.tokens} == {"an orange"}
+    rooms = [tokenizer.decode(text).split("called the ")[1].split(".")[0] for text in look.tokens]
+    assert set(rooms) == {"hall", "kitchen"}
+    heaviest = [weight.max().item() for weight in look.weight]
+    assert set(heaviest) == {1.0, 5.0}  # of the rooms that were entered, and of those that were not left
+    assert set(inventory.weight.flatten().tolist()) <= {0.0, 1.0}
+
+
 @shows("objective.integer_weights")
 def test_an_integer_to_be_told_counts_as_often_as_its_world_says(config_file, monkeypatch):
     nats: list[Tensor] = []
