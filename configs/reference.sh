@@ -10,7 +10,7 @@ run=$1
 shift
 python=${PYTHON:-python} data=$(dirname "$run")/reference-data
 held_out=(scienceworld-dev-{gold,noisy} alfworld-dev-{expert,noisy})
-train=(scienceworld-{gold,noisy-{expert,mixing,paints,growing},fork,omission,omission-again,ahead,ahead-2,ahead-3,changing,probe} alfworld-{train,built}-{expert,noisy,fork} alfworld-built-{noisy-again,fork-again,omission,ahead,ahead-2,probe})
+train=(scienceworld-{gold,noisy-{expert,mixing,paints,growing},fork,omission,omission-again,ahead,ahead-2,ahead-3,changing,fatal,probe} alfworld-{train,built}-{expert,noisy,fork} alfworld-built-{noisy-again,fork-again,omission,ahead,ahead-2,probe})
 
 shards() { # NAME OPTIONS.. --episodes FOLDERS..
   if ! [ -e "$data/$1/index.json" ]; then
@@ -21,7 +21,7 @@ shards() { # NAME OPTIONS.. --episodes FOLDERS..
 shards dev --episodes "${held_out[@]/#/$data/episodes/}"
 shards train --rename 0.2 --skip-contradictions --episodes "${train[@]/#/$data/episodes/}"
 # What is grown or melted once more, mostly under other names: no name of it in training is one in a test. Weighs 2 below.
-named=("$data"/episodes/scienceworld-{gold,noisy-{expert,mixing,paints,growing},fork,omission,omission-again,ahead,ahead-2,ahead-3,changing,probe})
+named=("$data"/episodes/scienceworld-{gold,noisy-{expert,mixing,paints,growing},fork,omission,omission-again,ahead,ahead-2,ahead-3,changing,fatal,probe})
 shards names --rename 0.9 --seed 31 --skip-contradictions --episodes $(find "${named[@]}" -name '*.xz' |
   grep -E '/(melt|boil|freeze|change|grow|measure-melting-point-known)-' | sort)
 # Inclined planes once more, whose readings are what is learnt last.

@@ -33,6 +33,8 @@ collect scienceworld ahead --split train --policy ahead --episodes-per-task 80 -
 collect scienceworld ahead-2 --split train --policy ahead --episodes-per-task 40 --max-steps 160 --seed 31
 collect scienceworld ahead-3 --split train --policy ahead --episodes-per-task 20 --max-steps 160 --seed 42
 collect scienceworld changing --split train --policy changing --episodes-per-task 13 --max-steps 160 --seed 41
+collect scienceworld fatal --split train --policy fatal --episodes-per-task 100 --plays 5 --max-steps 80 --seed 51
+collect scienceworld dev-fatal --split dev --policy fatal --episodes-per-task 10 --plays 2 --max-steps 60 --seed 52
 probe scienceworld probe --split train --episodes-per-task 100 --max-steps 60
 
 if [ -d "${ALFWORLD_DATA:-$HOME/.cache/alfworld}/json_2.1.1" ]; then

@@ -89,6 +89,12 @@ CHANGES = (1, 1, 2, 3)
 BOTH_LOOKS = 0.3
 """Share of the places where the changes stand between looks of every kind, not of one."""
 
+EARLY = 0.3
+"""Share of fatal episodes that leave the path before the step that may be misused, not at it."""
+
+RELATED = 0.5
+"""Share of fatal episodes whose last action shares a word of a name with the path, if such a one is possible."""
+
 _LEAD = 3
 """Steps ahead on the path whose names count as related."""
 
@@ -205,6 +211,17 @@ def act_changing(environment: Environment, gold: Sequence[str], rng: Random) -> 
         steps = rng.randint(*AHEAD_GAPS)
         yield from walk.follow(path[:steps])
         del path[:steps]
+
+
+def act_fatal(environment: Environment, gold: Sequence[str], rng: Random) -> Play:
+    """Play the gold path up to an action that may be misused, and misuse it, which mostly ends the episode."""
+    turns = [place for place, action in enumerate(gold) if action.split()[0] in FATAL]
+    end = rng.choice(turns or [len(gold)])
+    walk = Walk(environment, rng)
+    yield from walk.follow(gold[: rng.randint(0, end) if rng.random() < EARLY else end])
+    if rng.random() < LOOK_FIRST:
+        yield from walk.follow([rng.choice(environment.looks)])
+    yield from walk.fatal_slip(gold, related=rng.random() < RELATED)
 
 
 def _stretch(path: Sequence[str], rng: Random) -> list[str]:
@@ -329,9 +346,12 @@ class Walk:
         steps = [action for action in gold if action.split()[0] not in FATAL and not action.isdecimal()]
         return [self.rng.choice(steps if steps and self.rng.random() < 0.8 else NONSENSE)]
 
-    def fatal_slip(self, gold: Sequence[str]) -> Play:
-        """Play an action off the path with a verb that may end the episode."""
+    def fatal_slip(self, gold: Sequence[str], related: bool = False) -> Play:
+        """Play an action off the path whose verb may end the episode. related: on a thing named like the path's."""
         slips = [a for a in sorted(self.environment.valid_actions()) if a.split()[0] in FATAL and a not in gold]
+        if related:
+            names = frozenset[str]().union(*map(_named, gold))
+            slips = [slip for slip in slips if not names.isdisjoint(_named(slip))] or slips
         if slips:
             yield from self.follow([self.rng.choice(slips)])
 
@@ -384,6 +404,7 @@ POLICIES = {
         Policy("omission", partial(act_leaving_out, OMISSION), needs_gold=True, repeatable=True),
         Policy("ahead", act_ahead, needs_gold=True, repeatable=True),
         Policy("changing", act_changing, needs_gold=True, repeatable=True),
+        Policy("fatal", act_fatal, needs_gold=True, repeatable=True),
         Policy("random", act_random, needs_gold=False, repeatable=True),
     )
 }

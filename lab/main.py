@@ -31,7 +31,7 @@ from lab.mutants import command as mutants
 from lab.pixels import command as pixels
 from lab.reports import command as report
 from lab.reports import pictures_page, results_page
-from lab.studies import acceptance, fit_gate, plan, rollout
+from lab.studies import acceptance, fit_gate, losses, plan, rollout
 from lab.studies import command as study
 from loopwm.records.command import command_parser, exit_status
 
@@ -40,6 +40,7 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "plan": (plan, "compare an agent that looks ahead in the model with itself without"),
     "plan-transfer": (plan_transfer, "measure how often an agent's plans made in the model work in the real world"),
     "acceptance": (acceptance, "compare accepted actions with a simulator's valid ones"),
+    "losses": (losses, "measure how well a model foresees the steps that lose an episode"),
     "interpolate": (interpolate, "interpolate the weights of two checkpoints"),
     "fit-gate": (fit_gate, "fit the exit gate of a finished model"),
     "rollout": (rollout, "imagine whole episodes, scored by depth"),

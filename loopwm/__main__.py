@@ -57,10 +57,7 @@ COMMANDS = {
         "--episodes data/episodes/gold --count 50 --out data/windows.jsonl.gz",
     ),
     "train": Command(
-        "loopwm.train_logs",
-        (),
-        "fine-tune with your logs, or train from a configuration",
-        "logs.jsonl --out runs/mine",
+        "loopwm.train_logs", (), "fine-tune with your logs, or train from a configuration", "logs.jsonl --out runs/mine"
     ),
     "adopt": Command(
         "loopwm.text.adopt",

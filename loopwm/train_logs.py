@@ -11,12 +11,11 @@ With --config FILE, train from a YAML configuration instead: `loopwm train --con
 
 from __future__ import annotations
 
-import argparse
 import sys
 from importlib import import_module
 from pathlib import Path
 
-from loopwm.records.command import Parser, exit_status
+from loopwm.records.command import Parser, doc_parser, exit_status
 from loopwm.records.files import PACKAGED
 
 CONFIGURED = "loopwm.training.__main__"
@@ -44,7 +43,7 @@ def _run(module: str, arguments: list[str]) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="loopwm train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = doc_parser("loopwm train", __doc__)
     parser.add_argument("logs", nargs="+", type=Path, metavar="LOGS", help="files or folders of logs or episodes")
     parser.add_argument("--out", type=Path, required=True, metavar="RUN", help="run folder")
     parser.add_argument("--minutes", type=float, default=10.0, help="length of the training (default: 10)")

@@ -16,7 +16,7 @@ from typing import Any
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
-from loopwm.records.command import Parser, exit_status
+from loopwm.records.command import doc_parser, exit_status
 from loopwm.records.refusals import is_refused
 from loopwm.worlds.http import Client, WorldError
 from serve.local_service import add_arguments, connected
@@ -182,10 +182,7 @@ def build_server(client: Client) -> MCPServer:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    example = "example: loopwm mcp --url http://127.0.0.1:8000"
-    parser = Parser(
-        prog="loopwm mcp", description=__doc__, epilog=example, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = doc_parser("loopwm mcp", __doc__, "example: loopwm mcp --url http://127.0.0.1:8000")
     add_arguments(parser)
     parser.add_argument(
         "--http", metavar="PORT", type=int, help="serve streamable HTTP on this port of loopback, at /mcp, not stdio"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loopwm.records.command import Parser
+from loopwm.records.command import doc_parser
 from loopwm.records.errors import InputError
 from loopwm.worlds.http import Client, WorldError
 from serve.local_service import add_arguments, connected, read_text
@@ -166,12 +166,7 @@ def _facts(step: Json) -> str:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="python -m serve play",
-        description=__doc__,
-        epilog=EXAMPLE + "\n\n" + HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = doc_parser("python -m serve play", __doc__, EXAMPLE + "\n\n" + HELP)
     add_arguments(parser)
     start = parser.add_mutually_exclusive_group()
     start.add_argument("--example", metavar="NAME", help=f"one of {', '.join(_examples())}; default: the first")

@@ -38,7 +38,7 @@ MAY_IMPORT = {
     "serve.engine": (
         *("loopwm.text.model", "loopwm.text.world_batch", "loopwm.text.drafts", "loopwm.core", "loopwm.runtime"),
     ),
-    "serve.generation": ("serve.engine", "loopwm.core", "loopwm.records"),
+    "serve.generation": ("serve.engine", "loopwm.text.decoding", "loopwm.core", "loopwm.records"),
     "serve.worlds": (
         *("serve.generation", "serve.engine", "loopwm.text", "loopwm.core", "loopwm.records"),
         "loopwm.worlds.protocol",

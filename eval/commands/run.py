@@ -29,10 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--horizons", type=ascending, default=(1, 2, 3, 4, 5), help="such as 1,2,3,4,5 (the default)")
     parser.add_argument("--limit", type=positive, help="sample of this many windows, stratified by family")
     parser.add_argument(
-        "--seen",
-        type=Path,
-        metavar="FILE",
-        help="table of build-seen (default: the suite's committed one, if any)",
+        "--seen", type=Path, metavar="FILE", help="table of build-seen (default: the suite's committed one, if any)"
     )
     parser.add_argument("--out", type=Path, required=True, help="run folder")
     parser.add_argument("--batch-size", type=positive, default=16, help="windows at once (default: 16)")

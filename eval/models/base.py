@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from eval.scores.predictions import Prediction
-from loopwm.records.template import ContextKind, window_context
+from loopwm.records.template import Context, ContextKind, window_context
 from loopwm.records.training_episodes import TrainingEpisodes
 from loopwm.records.windows import Window
 
@@ -54,8 +55,8 @@ class Metered(Protocol):
         ...
 
 
-class Copy:
-    """Repeat the last observation at every horizon."""
+class WindowBaseline(ABC):
+    """Predictor that answers each window by itself."""
 
     @property
     def identity(self) -> Mapping[str, str | int]:
@@ -64,6 +65,20 @@ class Copy:
     def predict(
         self, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]
     ) -> list[Prediction]:
-        contexts = [window_context(window, context_kind) for window in windows]
-        last = [context.history[-1].observation if context.history else context.observation for context in contexts]
-        return [Prediction(dict.fromkeys(horizons, text)) for text in last]
+        predictions = []
+        for window in windows:
+            context = window_context(window, context_kind)
+            predictions.append(Prediction(self.answers(context, window["env"], window["actions"], horizons)))
+        return predictions
+
+    @abstractmethod
+    def answers(self, context: Context, env: str, actions: Sequence[str], horizons: Sequence[int]) -> dict[int, str]:
+        """Return the observation after the first k of the actions for each horizon k."""
+
+
+class Copy(WindowBaseline):
+    """Repeat the last observation at every horizon."""
+
+    def answers(self, context: Context, env: str, actions: Sequence[str], horizons: Sequence[int]) -> dict[int, str]:
+        last = context.history[-1] if context.history else context
+        return dict.fromkeys(horizons, last.observation)

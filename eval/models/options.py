@@ -80,24 +80,14 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("options of some models")
     add = group.add_argument
     add("--depth", help="loops of every pass, or a rule such as gate:tau=0.5,limit=4 (default: the checkpoint's)")
-    add(
-        "--device",
-        choices=("auto", "cpu", "cuda"),
-        help="device of a checkpoint (default: auto)",
-    )
+    add("--device", choices=("auto", "cpu", "cuda"), help="device of a checkpoint (default: auto)")
     add(
         "--greedy",
         action="store_const",
         const=True,
         help="decode a checkpoint's most probable token at a time, not the likelier of two texts",
     )
-    add(
-        "--train-episodes",
-        type=Path,
-        nargs="+",
-        metavar="FILE",
-        help="train episodes of retrieve and retrieve-names",
-    )
+    add("--train-episodes", type=Path, nargs="+", metavar="FILE", help="train episodes of retrieve and retrieve-names")
     add("--shots", type=at_least_zero, help=f"examples in a language model's prompt (default: {DEFAULT_SHOTS})")
     add("--examples", type=Path, metavar="FILE", help="window file of these examples")
     add("--concurrency", type=positive, help="requests to an endpoint at once (default: 8)")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import sys
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -22,11 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from eval.scores.predictions import Prediction
+from eval.models.base import WindowBaseline
 from loopwm.records.episodes import TRAIN_SPLITS, read_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.files import line_files, sha256
-from loopwm.records.template import Context, ContextKind, window_context
+from loopwm.records.template import Context
 from loopwm.records.training_episodes import episode_hash
 from loopwm.records.windows import Window
 
@@ -139,7 +139,7 @@ class Index:
         return scores
 
 
-class Retrieval(ABC):
+class Retrieval(WindowBaseline):
     """Predicts from train episodes, indexed by environment and horizon on first use."""
 
     def __init__(self, episodes: Sequence[TrainEpisode]) -> None:
@@ -150,16 +150,9 @@ class Retrieval(ABC):
     def identity(self) -> Mapping[str, str | int]:
         return {"episodes_sha256": sha256(b"".join(episode.hashed for episode in self._episodes))}
 
-    def predict(
-        self, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]
-    ) -> list[Prediction]:
-        predictions = [Prediction({}) for _ in windows]
-        for i, window in enumerate(windows):
-            context = window_context(window, context_kind)
-            for k in horizons:
-                question = Question(context.goal, _steps(context), window["actions"][:k])
-                predictions[i].texts[k] = self._answer(question, self._index(window["env"], k))
-        return predictions
+    def answers(self, context: Context, env: str, actions: Sequence[str], horizons: Sequence[int]) -> dict[int, str]:
+        steps = _steps(context)
+        return {k: self._answer(Question(context.goal, steps, actions[:k]), self._index(env, k)) for k in horizons}
 
     @abstractmethod
     def _answer(self, question: Question, index: Index) -> str: ...

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from eval.scores.predictions import Prediction
+from eval.models.base import WindowBaseline
 from loopwm.records.errors import InputError
-from loopwm.records.template import Context, ContextKind, window_context
+from loopwm.records.template import Context
 from loopwm.records.windows import Window
 
 NOTHING = "Nothing happens."
@@ -49,22 +49,13 @@ _CARRYING = re.compile(r"You are carrying: ([^.]*)\.|You are (not) carrying anyt
 _STATE = re.compile(r"The ([a-z]+ \d+) is (on|hot|cold|clean)\.")
 
 
-class Track:
+class Track(WindowBaseline):
     """Predict by simulating a window's actions in the known state of its game."""
 
-    @property
-    def identity(self) -> Mapping[str, str | int]:
-        return {}
-
-    def predict(
-        self, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]
-    ) -> list[Prediction]:
-        predictions = []
-        for window in windows:
-            game = known_game(window_context(window, context_kind))
-            answers = [game.play(action) for action in window["actions"][: max(horizons)]]
-            predictions.append(Prediction({k: answers[k - 1] for k in horizons}))
-        return predictions
+    def answers(self, context: Context, env: str, actions: Sequence[str], horizons: Sequence[int]) -> dict[int, str]:
+        game = known_game(context)
+        answers = [game.play(action) for action in actions[: max(horizons)]]
+        return {k: answers[k - 1] for k in horizons}
 
 
 def load_track(windows: Sequence[Window]) -> Track:

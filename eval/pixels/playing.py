@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 from tqdm import tqdm
@@ -22,6 +21,7 @@ from loopwm.pixel.checkpoint import load_checkpoint
 from loopwm.pixel.gym import real_environments
 from loopwm.pixel.imagined import EnvState, FrameWorld, Policy, RandomPolicy, rollout
 from loopwm.pixel.registry import LEARNERS, named
+from loopwm.records.config import read_sections
 from loopwm.records.errors import InputError
 from loopwm.records.frames import FrameSpace
 
@@ -114,12 +114,11 @@ def load_agent(folder: Path, space: FrameSpace, config: AgentConfig) -> Trained:
 def read_config(folder: Path) -> AgentConfig:
     """Read the configuration. Raises InputError for a folder that is not a run of an agent."""
     path = folder / "config.yaml"
+    sections = read_sections(path)
     try:
-        return agent_config(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from error
-    except (InputError, yaml.YAMLError) as error:
-        raise InputError(f"{path}: {' '.join(str(error).split())}") from error
+        return agent_config(sections)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
 
 
 def evaluate(folder: Path, episodes: int, seed: int) -> dict[str, Any]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
 
 from loopwm.records.errors import InputError
-from loopwm.records.files import parse_json_lines, read_json, read_json_lines, write_json, writing
+from loopwm.records.files import read_json, read_json_lines, write_json, writing
 from loopwm.records.provenance import checkout
 
 
@@ -93,32 +93,19 @@ class PredictionFolder:
         self.add_lines(self._predictions.name, records)
 
     def read_refusals(self) -> Refusals:
-        if self._refused.exists():
-            drop_torn_line(self._refused)
-        return read_refusals(self.path)
+        """Return the windows refused so far and drop a torn last line."""
+        if not self._refused.exists():
+            return {}
+        drop_torn_line(self._refused)
+        return {line["id"]: line["reason"] for _, line in read_json_lines(self._refused)}
 
     def append_refusals(self, refusals: Refusals) -> None:
         self.add_lines(self._refused.name, [{"id": name, "reason": reason} for name, reason in refusals.items()])
 
 
-def read_refusals(folder: Path) -> Refusals:
-    """Read the windows refused so far, without a torn last line."""
-    path = folder / "refused.jsonl"
-    if not path.exists():
-        return {}
-    return {line["id"]: line["reason"] for _, line in settled_lines(path)}
-
-
 def read_records(predictions: Path) -> dict[Key, Record]:
     """Return the last line of each key. Raises InputError naming file, line and field."""
     return records_by_key(read_json_lines(predictions), predictions)
-
-
-def settled_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the lines of a file, without the torn last one of a running or killed run."""
-    content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1].decode("utf-8", errors="replace")
-    return parse_json_lines(whole.split("\n"), path)
 
 
 def records_by_key(lines: Iterable[tuple[int, dict[str, Any]]], predictions: Path) -> dict[Key, Record]:

@@ -11,7 +11,7 @@ import numpy as np
 from loopwm.records.template import Context
 from loopwm.worlds.gym import ImaginedTextEnv
 from loopwm.worlds.protocol import Imagined, Worlds
-from loopwm.worlds.starts import Start
+from loopwm.worlds.starts import Start, Starts
 
 
 class Real(Protocol):
@@ -94,7 +94,7 @@ ADMISSIBLE = ("admissible", "admissible_commands", "valid")
 """Keys of a real environment's infos with the admissible actions."""
 
 
-class RealEnv:
+class RealEnv(Starts):
     """A real environment whose episodes are also the imagined ones.
 
     Its infos contain the goal and, if known, the task, its family, and admissible actions.

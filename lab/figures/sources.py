@@ -295,9 +295,17 @@ class Agents:
     def score(self, arm: str) -> float:
         return float(self._result["arms"][arm]["mean"])
 
-    def difference(self, a: str, b: str) -> list[float]:
-        """Return mean and bounds of a - b."""
+    def lost(self, arm: str) -> float:
+        """Return the per cent of games that ended below zero."""
+        return float(self._result["arms"][arm]["lost"])
+
+    def refused(self, arm: str) -> float:
+        return float(self._result["arms"][arm]["refused"])
+
+    def difference(self, a: str, b: str, measure: str | None = None) -> list[float]:
+        """Return mean and bounds of a - b. measure: lost or refused; None: the score."""
         row = next(row for row in self._result["differences"] if (row["a"], row["b"]) == (a, b))
+        row = row[measure] if measure else row
         return [row["mean"], *row["ci95"]]
 
 

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import os
 import random
 import re
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import tokenize
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Self
 
 import yaml
 
@@ -37,7 +42,7 @@ class Fault:
     """A change of one place in a file.
 
     file: path from the root. find: text that occurs once in it. replace: the fault. tests: arguments of pytest.
-    area: a name to select faults by. excuse: why no test finds it; empty if one must.
+    area: a name to select faults by. excuse: why no test finds it; empty if one must. every: all tests must find it.
     """
 
     area: str
@@ -46,6 +51,7 @@ class Fault:
     replace: str
     tests: str
     excuse: str = ""
+    every: bool = False
 
     def plant(self, root: Path) -> str:
         """Change the file under `root`; return its former text. Raises InputError if the place is not unique."""
@@ -70,19 +76,43 @@ def copy_project(root: Path) -> None:
         shutil.copy2(ROOT / name, root / name)
 
 
-def first_failure(root: Path, tests: str, patience: float) -> str | None:
-    """Run tests in the copy; return the first that fails, or a reason if there is no such test; None if all pass."""
-    options = ["-x", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider"]
-    command = [sys.executable, "-P", "-m", "pytest", *options, *tests.split()]
-    environment = os.environ | {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
-    try:
-        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=patience)
-    except subprocess.TimeoutExpired:
-        return f"no end within {patience:.0f} s"
-    if done.returncode == 0:
-        return None
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-    return failed[1] if failed else f"exit status {done.returncode}"
+class Tests:
+    """Runs tests in a copy of the project. Use as a context manager."""
+
+    def __init__(self, root: Path) -> None:
+        self._log = root.with_name(f"{root.name}.log")
+        command = [sys.executable, "-P", str(Path(__file__).with_name("fork_server.py")), str(self._log)]
+        environment = os.environ | {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+        pipe = subprocess.PIPE
+        self._server = subprocess.Popen(command, cwd=root, env=environment, stdin=pipe, stdout=pipe, text=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.communicate()
+        self._log.unlink(missing_ok=True)
+
+    def first_failure(self, tests: str, patience: float, every: bool = False) -> str | None:
+        """Return the first test that fails, or a reason if there is no such test.
+
+        None if all pass; if one passes, where `every` test must fail. patience: seconds until they are killed.
+        """
+        options = ["-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", "--color=no"]
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        arguments = [*options, *([] if every else ["-x"]), *shlex.split(tests)]
+        print(json.dumps((arguments, round(patience))), file=self._server.stdin, flush=True)
+        status = int(self._server.stdout.readline())
+        if status == -signal.SIGALRM:
+            return f"no end within {patience:.0f} s"
+        if status == 0:
+            return None
+        log = self._log.read_text(errors="replace")
+        if every and re.search(r"\b\d+ passed\b", log):
+            return None
+        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", log, re.MULTILINE)
+        return failed[1] if failed else f"exit status {status}"
 
 
 PAIRS = [("<", "<="), (">", ">="), ("==", "!="), ("+", "-"), ("and", "or")]
@@ -110,23 +140,26 @@ def random_faults(rng: random.Random, files: Sequence[str], tests: str) -> Itera
 
 def run_faults(faults: Sequence[Fault], patience: float) -> list[Fault]:
     """Plant each fault in turn and print what became of it; return those that survive without an excuse."""
-    survivors, passed = [], set[str]()
+    survivors, finders = [], set[str]()
     with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
+        root = Path(folder) / "copy"
         copy_project(root)
-        for number, fault in enumerate(faults, start=1):
-            # Tests that fail without a fault would find any.
-            if fault.tests not in passed and (reason := first_failure(root, fault.tests, patience)):
-                raise InputError(f"{fault.tests}: must pass without a fault, got {reason}")
-            passed.add(fault.tests)
-            started, former = time.monotonic(), fault.plant(root)
-            failure = first_failure(root, fault.tests, patience)
-            (root / fault.file).write_text(former)
-            if failure is None and not fault.excuse:
-                survivors.append(fault)
-            state = f"found by {failure}" if failure else f"excused: {fault.excuse}" if fault.excuse else "SURVIVES"
-            place = f"{fault.file}: {fault.find.strip().splitlines()[0]}"
-            print(f"{number}/{len(faults)} {time.monotonic() - started:.0f} s {state}  {place}", flush=True)
+        with Tests(root) as tests:
+            for number, fault in enumerate(faults, start=1):
+                started, former = time.monotonic(), fault.plant(root)
+                failure = tests.first_failure(fault.tests, patience, fault.every)
+                (root / fault.file).write_text(former)
+                if failure:
+                    named = "::" in fault.tests or "::" not in failure
+                    finders.add(fault.tests if named else failure.partition("[")[0])
+                elif not fault.excuse:
+                    survivors.append(fault)
+                state = f"found by {failure}" if failure else f"excused: {fault.excuse}" if fault.excuse else "SURVIVES"
+                place = f"{fault.file}: {fault.find.strip().splitlines()[0]}"
+                print(f"{number}/{len(faults)} {time.monotonic() - started:.0f} s {state}  {place}", flush=True)
+            # Tests that fail without a fault, too, would find any.
+            if finders and (failure := tests.first_failure(" ".join(sorted(finders)), patience * len(finders))):
+                raise InputError(f"tests must pass without a fault, got {failure}")
     return survivors
 
 
@@ -149,6 +182,9 @@ def run(args: argparse.Namespace) -> None:
     if args.random:
         chosen = list(islice(random_faults(random.Random(args.seed), args.files, args.tests), args.random))
     survivors = run_faults(chosen, args.patience)
+    planted, missed = (Counter(fault.area for fault in faults) for faults in (chosen, survivors))
+    for area, count in planted.items():
+        print(f"{area}: {count - missed[area]} of {count}")
     print(f"{len(chosen) - len(survivors)} of {len(chosen)} faults are found or excused")
     if survivors:
         raise InputError(f"{len(survivors)} faults survive")

@@ -31,6 +31,30 @@ class ModuleConfig(MemoryConfig):
     """Steps that the module sees before and with each one; 0: all."""
 
 
+class StepCore(LoopedCore):
+    """Looped core whose prelude and loops run apart, so that a scan over steps contains the loops only."""
+
+    def run_prelude(self, x: Tensor, at: AttentionInputs) -> Tensor:
+        """Return prelude(x), (N, 1, D), which `encode_input` would normalise."""
+        for index, layer in enumerate(self.prelude):
+            x = layer(x, at, causal_attention, index)
+        return x
+
+    def run_loops(self, drive: Tensor, retention: Tensor, at: AttentionInputs, depth: Depth) -> Tensor:
+        """Return h^(T), (B, 1, D), as `forward` or, with a plan, `forward_sampled` would for drive B_bar e."""
+        h = torch.zeros_like(drive, dtype=torch.float32)
+        if not isinstance(depth, DepthPlan):
+            for loop in range(depth):
+                h = self._loop(h, drive, retention, at, causal_attention, loop)
+            return h
+        h = depth.initial_state(1, drive.shape[-1], drive.device)
+        for remaining in range(depth.longest, 0, -1):
+            rows, loop = depth.rows_at(remaining, drive.device), depth.longest - remaining
+            with torch.set_grad_enabled(torch.is_grad_enabled() and remaining <= depth.mu_bwd):
+                h = self._loop_rows(h, drive, retention, at, causal_attention, loop, rows)
+        return h
+
+
 class Recurrence(nn.Module):
     """Looped recurrence: a step receives the latent of the step before (LoopWM, equation 4: h_{k-1}).
 
@@ -42,31 +66,26 @@ class Recurrence(nn.Module):
 
     def __init__(self, config: ModuleConfig) -> None:
         super().__init__()
-        self.core, self.rotary = LoopedCore(config.core()), Rotary1D(config.dim // config.heads)
+        self.core, self.rotary = StepCore(config.core()), Rotary1D(config.dim // config.heads)
         self.carry = nn.Linear(config.dim, config.dim, bias=False)
         identity_(self.carry.weight)
         with torch.no_grad():
             self.carry.weight.mul_(CARRIED)
 
     def forward(self, x: Tensor, depth: Depth) -> Tensor:
-        core, attend, rows = self.core, causal_attention, x.flatten(0, 1)[:, None]
+        core, rows = self.core, x.flatten(0, 1)[:, None]
         at = AttentionInputs(*self.rotary.angles(torch.zeros(len(rows), 1, 1, device=x.device)))
-        p = core.run_prelude(rows, at, attend).unflatten(0, x.shape[:2])
+        p = core.run_prelude(rows, at).unflatten(0, x.shape[:2])
         # B_bar once for all steps, not B_bar e of each.
         step_size = F.softplus(core.injection.b.float())[:, None]
         retention, matrix = core.injection.retention(), (step_size * core.injection.B.weight).to(p.dtype)
-        noise = depth.initial_state(1, x.shape[-1], x.device) if isinstance(depth, DepthPlan) else None
         states: list[Tensor] = []
         for t in range(x.shape[1]):
             carried = p[:, t] + self.carry(states[-1].to(p.dtype)) if states else p[:, t]
             drive = F.linear(core.input_norm(carried), matrix)
-            if isinstance(depth, DepthPlan) and noise is not None:
-                result = core.run_sampled_loops(drive, retention, at, attend, depth, noise)
-            else:
-                result = core.run_loops(drive, retention, at, attend, core.check(depth), 1)  # type: ignore[arg-type]
-            states.append(result.state)
+            states.append(core.run_loops(drive, retention, at, depth))
         read = torch.stack(states, 1).flatten(0, 1)
-        return core.read_out(read, at, attend, x.dtype).view_as(x)
+        return core.read_out(read, at, causal_attention, x.dtype).view_as(x)
 
 
 class MemoryModule(nn.Module):

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from eval.commands.harness import read_results, recorded_prediction
 from eval.scores.metrics import METRICS_VERSION
-from eval.scores.predictions import Key, Record, Refusals, read_refusals, records_by_key, settled_lines
+from eval.scores.predictions import Key, Record, Refusals, records_by_key
 from eval.scores.rows import Item, make_rows, score_window
 from eval.scores.seen import Seen, find_seen, load_table
 from eval.scores.suites import Suite, load_suite
 from lab.reports.error_kinds import ErrorKind, error_kind
 from loopwm.records.errors import InputError
-from loopwm.records.files import read_json, sha256
+from loopwm.records.files import parse_object, read_json, sha256
 from loopwm.records.template import ContextKind
 from loopwm.records.windows import Window, question, refusal, stratified_sample
 
@@ -170,7 +170,7 @@ def check_run(folder: Path, store: SuiteStore) -> CheckedRun:
     records = _read_predictions(folder)
     check_records(folder / "predictions.jsonl", records, suite, spec["context"])
     windows = stratified_sample(suite.windows, spec["limit"] or len(suite.windows), spec["seed"])
-    refused = read_refusals(folder)
+    refused = {line["id"]: line["reason"] for _, line in settled_lines(folder / "refused.jsonl")}
     refused |= {w["id"]: reason for w in windows if (reason := refusal(w, spec["context"])) is not None}
     complete = [window for window in windows if all((window["id"], k) in records for k in spec["horizons"])]
     if not complete:
@@ -200,10 +200,19 @@ def _read_spec(folder: Path) -> dict[str, Any]:
 
 def _read_predictions(folder: Path) -> dict[Key, Record]:
     path = folder / "predictions.jsonl"
-    records = records_by_key(settled_lines(path), path) if path.is_file() else {}
+    records = records_by_key(settled_lines(path), path)
     if not records:
         raise InputError(f"{folder}: predictions.jsonl: no predictions")
     return records
+
+
+def settled_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the lines of a file, none if it is missing, without the torn last one of a running or killed run."""
+    content = path.read_bytes() if path.is_file() else b""
+    whole = content[: content.rfind(b"\n") + 1].decode("utf-8", errors="replace")
+    for number, line in enumerate(whole.split("\n"), start=1):
+        if line.strip():
+            yield number, parse_object(line, f"{path}: line {number}")
 
 
 def check_records(path: Path, records: Mapping[Key, Record], suite: Suite, context_kind: ContextKind) -> None:

@@ -5,7 +5,8 @@ action starts a candidate plan: the next K actions of the train episode. Five ar
 
     retrieval     the plan of the most similar place; no model
     random        any of the plans; no model
-    ordered       the most similar place whose first action is not imagined to be refused (`loopwm.worlds.planning`)
+    ordered       the most similar place whose first action is not imagined to be refused or to lose points
+                  (`loopwm.worlds.planning`)
     look-ahead-1  imagines the first action of every plan
     look-ahead-K  imagines all K actions of every plan
 
@@ -40,6 +41,7 @@ from lab.agents.agents import REFUSALS, Recalled, RetrievalAgent, is_refusal
 from lab.agents.play import PLAYS, play_real, read_plays, won
 from lab.agents.real_world import Game, RealWorld
 from lab.estimates import estimate
+from lab.studies.teacher_forcing import nll_of_rows
 from loopwm.records.episodes import recorded_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.files import write_atomic, write_json
@@ -161,8 +163,8 @@ class LookAhead(Imagining):
 
 
 def _agreements(worlds: LocalWorlds, observations: Sequence[str]) -> list[float]:
-    losses, tokens = worlds.nll(observations)
-    refused = sum(torch.exp(-worlds.nll([text] * len(observations))[0]) for text in sorted(REFUSALS))
+    losses, tokens = nll_of_rows(worlds, observations)
+    refused = sum(torch.exp(-nll_of_rows(worlds, [text] * len(observations))[0]) for text in sorted(REFUSALS))
     agreements: list[float] = ((1 - refused) * torch.exp(-losses / tokens)).tolist()
     return agreements
 
@@ -266,13 +268,15 @@ def make_results(plays: Sequence[Mapping[str, Any]], arms: Sequence[str], spec: 
     success = {arm: np.array([100 * play[arm]["success"] for play in plays], dtype=float) for arm in arms}
     refused = {arm: np.array([play[arm]["refused"] for play in plays], dtype=float) for arm in arms}
     steps = {arm: np.array([len(play[arm]["actions"]) for play in plays], dtype=float) for arm in arms}
-    measures = {"score": score, "success": success, "refused": refused, "steps": steps}
+    lost = {arm: np.array([100 * (play[arm]["score"] < 0) for play in plays], dtype=float) for arm in arms}
+    measures = {"score": score, "success": success, "lost": lost, "refused": refused, "steps": steps}
     tasks = sorted({play["task"] for play in plays})
     of_task = {task: [i for i, play in enumerate(plays) if play["task"] == task] for task in tasks}
     return {
         "n": len(plays),
         "arms": {
-            arm: {"score": estimate(score[arm]), "success": estimate(success[arm]), **_work(plays, arm)} for arm in arms
+            arm: {**{name: estimate(measures[name][arm]) for name in ("score", "success", "lost")}, **_work(plays, arm)}
+            for arm in arms
         },
         "differences": [
             {"a": arms[-1], "b": other}
@@ -303,13 +307,14 @@ def render(results: Mapping[str, Any]) -> str:
     spec, arms = results["provenance"], results["arms"]
     text = f"# Look-ahead in ScienceWorld\n\n{results['n']} games of split {spec['split']}, at most "
     text += f"{spec['max_steps']} steps, up to {spec['candidates']} candidate plans, weight {spec['weight']:g}. Final "
-    text += "scores of 0 to 100 (negative ones count as 0), success in per cent, bootstrap 95 % bounds over games.\n\n"
-    header = ["Arm", "score", "success", "steps a game", "refused", "overruled", "advances a decision"]
+    text += "scores of 0 to 100 (negative ones count as 0), success and games lost (negative scores) in per cent, "
+    text += "bootstrap 95 % bounds over games.\n\n"
+    header = ["Arm", "score", "success", "lost", "steps a game", "refused", "overruled", "advances a decision"]
     header += ["imagined steps", "plans imagined", "core-seconds"]
     text += table(header, [_arm_line(arm, row) for arm, row in arms.items()])
     text += "\nRefused: steps a game that the world refused. Overruled: share of decisions against the most similar "
     text += "place. The last four are of one decision.\n\nDifferences over the same games:\n\n"
-    measures = ["score", "success", "refused", "steps"]
+    measures = ["score", "success", "lost", "refused", "steps"]
     lines = [[f"{d['a']} - {d['b']}", *(_cell(d[name]) for name in measures)] for d in results["differences"]]
     text += table(["", *measures], lines)
     text += "\nMean score by task:\n\n"
@@ -322,7 +327,7 @@ def render(results: Mapping[str, Any]) -> str:
 def _arm_line(arm: str, row: Mapping[str, Any]) -> list[str]:
     counts = [f"{row[name]:.1f}" for name in ("steps", "refused")]
     shares = [f"{row[name]:.2f}" for name in _WORK]
-    return [arm, _cell(row["score"]), _cell(row["success"]), *counts, *shares]
+    return [arm, *(_cell(row[name]) for name in ("score", "success", "lost")), *counts, *shares]
 
 
 def _cell(estimate: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from eval.scores.intervals import Values
 from eval.scores.metrics import exact_match, token_f1
 from eval.scores.predictions import append_lines, drop_torn_line, read_records
 from eval.scores.suites import Suite
+from lab.studies.teacher_forcing import nll_of_rows
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json_lines
 from loopwm.records.template import ContextKind
@@ -83,7 +84,7 @@ def nll(
     for k in range(1, max(horizons) + 1):
         worlds.step([window["actions"][k - 1] for window in windows], decode=False)
         if k in horizons:
-            nats, tokens = worlds.nll([window["observations"][k - 1] for window in windows])
+            nats, tokens = nll_of_rows(worlds, [window["observations"][k - 1] for window in windows])
             for row, loss, count in zip(losses, nats.tolist(), tokens.tolist(), strict=True):
                 row[k] = (loss, count)
     return losses

@@ -12,7 +12,6 @@ h' = A_bar h + B_bar e the residual form h' + residuals(h') is the papers' A_bar
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -72,14 +71,6 @@ class CoreConfig:
     @property
     def num_slots(self) -> int:
         return self.loop_slot(self.max_loops, 0)
-
-
-class LoopResult(NamedTuple):
-    """Result of the loops without prelude and coda, named as in `CoreOutput`."""
-
-    state: Tensor
-    previous_state: Tensor
-    loops: Tensor
 
 
 @dataclass(frozen=True)
@@ -164,23 +155,6 @@ class LoopedCore(nn.Module):
         """
         rule = self.check(depth)
         drive, retention = self._drive(x_BLD, shared, attend)
-        result = self.run_loops(drive, retention, shared, attend, rule, exit_columns, initial_BLD)
-        return CoreOutput(self.read_out(result.state, shared, attend, x_BLD.dtype), *result)
-
-    def run_loops(
-        self,
-        drive: Tensor,
-        retention: Tensor,
-        shared: AttentionInputs,
-        attend: Attend,
-        rule: ExitRule,
-        exit_columns: int = 1,
-        initial_BLD: Tensor | None = None,
-    ) -> LoopResult:
-        """Run the loops of `forward` without prelude and coda, driven by B_bar e (B, L, D) under A_bar (D,).
-
-        rule: must have passed `check`.
-        """
         h = previous = torch.zeros_like(drive, dtype=torch.float32) if initial_BLD is None else initial_BLD
         if isinstance(rule, Fixed):
             # No branch may depend on data here: serving engines capture this path as a graph.
@@ -189,7 +163,7 @@ class LoopedCore(nn.Module):
             loops = torch.full((len(h),), rule.loops, device=h.device)
         else:
             h, previous, loops = self._loop_until_exit(h, drive, retention, shared, attend, rule, exit_columns)
-        return LoopResult(h, previous, loops)
+        return CoreOutput(self.read_out(h, shared, attend, x_BLD.dtype), h, previous, loops)
 
     def read_out(self, h_BLD: Tensor, shared: AttentionInputs, attend: Attend, dtype: torch.dtype) -> Tensor:
         """Return coda(C h), (B, L, D) in `dtype` (LoopWM, equation 8)."""
@@ -200,12 +174,7 @@ class LoopedCore(nn.Module):
         return out
 
     def forward_sampled(
-        self,
-        x_BLD: Tensor,
-        shared: AttentionInputs,
-        attend: Attend,
-        plan: DepthPlan,
-        initial_BLD: Tensor | None = None,
+        self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend, plan: DepthPlan, initial_BLD: Tensor | None = None
     ) -> CoreOutput:
         """Run a training pass: a depth per row, gradients through the last min(T_i, mu_bwd) loops only.
 
@@ -222,19 +191,6 @@ class LoopedCore(nn.Module):
         drive, retention = self._drive(x_BLD, shared, attend)
         if initial_BLD is None:
             initial_BLD = plan.initial_state(x_BLD.shape[1], x_BLD.shape[2], x_BLD.device)
-        result = self.run_sampled_loops(drive, retention, shared, attend, plan, initial_BLD)
-        return CoreOutput(self.read_out(result.state, shared, attend, x_BLD.dtype), *result)
-
-    def run_sampled_loops(
-        self,
-        drive: Tensor,
-        retention: Tensor,
-        shared: AttentionInputs,
-        attend: Attend,
-        plan: DepthPlan,
-        initial_BLD: Tensor,
-    ) -> LoopResult:
-        """Run the loops of `forward_sampled` without prelude and coda, driven by B_bar e (B, L, D) under A_bar (D,)."""
         # Detached: back-propagation is truncated to mu_bwd loops, so no gradient may pass h^(0).
         h = previous = initial_BLD.detach()
         # Count down: rows are aligned at their last loop, so the gradient-carrying loops are the last for every row.
@@ -243,17 +199,14 @@ class LoopedCore(nn.Module):
             loop = plan.longest - remaining
             with torch.set_grad_enabled(torch.is_grad_enabled() and remaining <= plan.mu_bwd):
                 previous, h = h, self._loop_rows(h, drive, retention, shared, attend, loop, rows)
-        return LoopResult(h, previous, torch.tensor(plan.loops, device=h.device))
+        loops = torch.tensor(plan.loops, device=h.device)
+        return CoreOutput(self.read_out(h, shared, attend, x_BLD.dtype), h, previous, loops)
 
     def encode_input(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend) -> Tensor:
         """Return e = RMSNorm(prelude(x)), (B, L, D) (LoopWM, equation 4)."""
-        return self.input_norm(self.run_prelude(x_BLD, shared, attend))
-
-    def run_prelude(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend) -> Tensor:
-        """Return prelude(x), (B, L, D)."""
         for index, layer in enumerate(self.prelude):
             x_BLD = layer(x_BLD, shared, attend, index)  # the prelude has the first slots
-        return x_BLD
+        return self.input_norm(x_BLD)
 
     def _drive(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend) -> tuple[Tensor, Tensor]:
         """Return B_bar e (B, L, D) and A_bar (D,), which are constant over the loops of a pass."""

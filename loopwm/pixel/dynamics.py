@@ -8,32 +8,15 @@ Shape suffixes: B batch, T environment steps, N slots of a frame, P coordinates,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from loopwm.core import (
-    AttentionInputs,
-    CoreConfig,
-    CoreOutput,
-    DepthPlan,
-    KVCache,
-    LoopedCore,
-    rotary_angles,
-)
+from loopwm.core import AttentionInputs, CoreConfig, CoreOutput, DepthPlan, KVCache, LoopedCore, rotary_angles
 
 SPATIAL_SHARE = 3, 4
 """Share of a head's pairs that rotate with space, those of the highest frequencies (VideoRoPE)."""
-
-
-class Rotary(Protocol):
-    """Rotary embedding of positions, as `AttentionInputs` takes it."""
-
-    def angles(self, positions_BSP: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin, two float32 tensors (B, 1, S, E)."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -44,6 +27,7 @@ class Rotary1D:
     theta: float = 10000.0
 
     def angles(self, positions_BSP: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cos and sin, two float32 tensors (B, 1, S, E)."""
         return rotary_angles(positions_BSP[..., 0], self.head_dim, self.theta)
 
 
@@ -84,6 +68,9 @@ class Rotary3D:
         angles = torch.cat((angles, angles), dim=-1)[:, None]
         return angles.cos(), angles.sin()
 
+
+Rotary = Rotary1D | Rotary3D
+"""Rotary embedding of positions, as `AttentionInputs` takes it."""
 
 Depth = int | DepthPlan
 """Loops of a pass. A `DepthPlan` is for training: it sets the loops of each row."""
@@ -139,6 +126,13 @@ def require_at_least(least: int, config: object, *names: str) -> None:
     for name in names:
         if getattr(config, name) < least:
             raise ValueError(f"{name}: must be at least {least}, got {getattr(config, name)}")
+
+
+def as_pixels(obs: Tensor) -> Tensor:
+    """Convert uint8 (..., H, W, C) to (N, C, H, W) in 0 to 1."""
+    # Copy: group norm's backward pass crashes on a permuted input without gradient (torch 2.13), and frames of one
+    # channel count as contiguous in any permutation.
+    return obs.flatten(0, -4).permute(0, 3, 1, 2).float().clone(memory_format=torch.contiguous_format) / 255
 
 
 @dataclass(frozen=True)

@@ -163,13 +163,6 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, parse_object(line, f"{path}: line {number}")
 
 
-def parse_json_lines(lines: Iterable[str], path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number, object) of every line that is not blank. Raises InputError naming `path` and line."""
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            yield number, parse_object(line, f"{path}: line {number}")
-
-
 def parse_object(line: str, where: str = "") -> dict[str, Any]:
     """Parse a JSON object. Raises InputError that starts with `where`, if it is not empty."""
     where = where and f"{where}: "

@@ -85,10 +85,10 @@ class Decoder:
         fresh: returns the state of a row before its text. lookups: as in `greedy`.
         """
         texts = self.greedy([fresh(row) for row in range(len(lookups))], [copy(lookup) for lookup in lookups])
-        found = ((row, departure(text.scores, text.seconds, text.ended)) for row, text in enumerate(texts))
-        places = {row: place for row, place in found if place is not None}
-        begun = [self._depart(texts[row], place) for row, place in places.items()]
-        others = self.greedy([fresh(row) for row in places], [copy(lookups[row]) for row in places], begun)
+        departures = ((row, departure(text.scores, text.seconds, text.ended)) for row, text in enumerate(texts))
+        places = {row: place for row, place in departures if place is not None}
+        starts = [self._depart(texts[row], place) for row, place in places.items()]
+        others = self.greedy([fresh(row) for row in places], [copy(lookups[row]) for row in places], starts)
         for row, other in zip(places, others, strict=True):
             if other.ended and not (texts[row].ended and texts[row].log_probability >= other.log_probability):
                 texts[row] = other
@@ -105,16 +105,16 @@ class Decoder:
         return Hypothesis(tokens, text.loops[: place + 1], scores, text.seconds[: place + 1], ended)
 
     def greedy(
-        self, states: Sequence[KVCache], lookups: Sequence[Lookup], begun: Sequence[Hypothesis] = ()
+        self, states: Sequence[KVCache], lookups: Sequence[Lookup], starts: Sequence[Hypothesis] = ()
     ) -> list[Hypothesis]:
         """Take the most probable token until the end mark, in fewer passes where the lookups' drafts are right.
 
         Args:
             states: before each text, of one row each.
             lookups: of each row, up to the token `first`; the chosen tokens are added.
-            begun: beginnings of the texts; empty ones by default.
+            starts: beginnings of the texts; empty ones by default.
         """
-        states, results = list(states), list(begun) or [Hypothesis() for _ in states]
+        states, results = list(states), list(starts) or [Hypothesis() for _ in states]
         for lookup, result in zip(lookups, results, strict=True):
             lookup.extend(result.tokens)
         known = [[self.first, *result.tokens] for result in results]

@@ -295,23 +295,6 @@ class WorldModel:
         return self.model.lm_head(out.hidden), out.loops
 
     @torch.inference_mode()
-    def nll(self, world: World, observations: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Return the teacher-forced loss -log p of each row's observation with its `<|end|>`, and its number of tokens.
-
-        Both (B,), the loss float32. Tokens loop to the limit of the world's rule. `world` stays valid.
-        """
-        same_length("observations", observations, world)
-        texts = [template.OBS + template.clean(text) + template.END for text in observations]
-        hidden = self._feed(self.before_decoding(world), texts, Fixed(world.depth.limit)).hidden
-        losses, counts = [], []
-        for row, text in zip(hidden, texts, strict=True):
-            targets = torch.tensor(self._ids(text)[1:], device=row.device)
-            logits = self.model.lm_head(row[-len(targets) - 1 : -1])
-            losses.append(F.cross_entropy(logits.float(), targets, reduction="sum"))
-            counts.append(len(targets))
-        return torch.stack(losses), torch.tensor(counts, device=hidden.device)
-
-    @torch.inference_mode()
     def predictions(self, world: World) -> Predictions:
         """Predict the reward of each row's last step and the probability that its world continues.
 
@@ -377,13 +360,7 @@ class WorldModel:
         """Return h_k (B, M, D) at the slots, which are the last columns."""
         return out.latent[:, -self.state_slots :]
 
-    def _feed(
-        self,
-        state: States,
-        texts: Sequence[str],
-        depth: ExitRule,
-        before: Tensor | None = None,
-    ) -> _Pass:
+    def _feed(self, state: States, texts: Sequence[str], depth: ExitRule, before: Tensor | None = None) -> _Pass:
         """Append one text to each row of `state`: the first padded at the end, later ones in front.
 
         The first then needs no mask, and later ones end in the same column. `before`: latents (B, M, D) of the step

@@ -34,12 +34,7 @@ class World:
 
     @classmethod
     def at_h_0(
-        cls,
-        history: KVCache,
-        state: KVCache,
-        latent: Tensor,
-        depth: ExitRule,
-        steps_cut: tuple[int, ...],
+        cls, history: KVCache, state: KVCache, latent: Tensor, depth: ExitRule, steps_cut: tuple[int, ...]
     ) -> World:
         """Build worlds without imagined steps."""
         rows = len(steps_cut)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from loopwm.records.template import Context
 from loopwm.worlds.protocol import Imagined, Worlds
-from loopwm.worlds.starts import ALFWORLD, SCIENCEWORLD, Source, Start, Starts
+from loopwm.worlds.starts import ALFWORLD, SCIENCEWORLD, Start, Starts
 from loopwm.worlds.starts import read_starts as read_starts
 
 MAX_OBSERVATION = 100_000
@@ -106,7 +106,7 @@ class ImaginedTextEnv(gymnasium.Env[str, str]):
     def __init__(
         self,
         worlds: Worlds,
-        starts: Sequence[Context | Start] | Source,
+        starts: Sequence[Context | Start] | Starts,
         max_steps: int = 50,
         render_mode: str | None = None,
     ) -> None:
@@ -116,7 +116,7 @@ class ImaginedTextEnv(gymnasium.Env[str, str]):
         self.action_space = AnyText(MAX_ACTION)
         self.render_mode = render_mode
         self._worlds, self._max_steps = worlds, max_steps
-        self._starts: Source = Starts(starts) if isinstance(starts, Sequence) else starts
+        self._starts = starts if isinstance(starts, Starts) else Starts(starts)
         self._observation, self._steps, self._over = "", 0, True
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:

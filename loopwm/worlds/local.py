@@ -8,7 +8,6 @@ from math import exp
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from loopwm.core import ExitRule
 from loopwm.records.template import LONGEST_OBSERVATION, Context, ContextTooLongError, FormatError
@@ -104,16 +103,6 @@ class LocalWorlds:
         self._real = [self._observed(world, context) for world, context in zip(self._real, contexts, strict=True)]
         self._contexts, self._now = contexts, list(self._real)
         self._lookups = [self._lookup(context) for context in contexts]
-
-    def nll(self, observations: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Return the teacher-forced loss of each row's observation after its last step, and its tokens.
-
-        See `WorldModel.nll`.
-        """
-        check_lengths(len(self._now), observations=observations)
-        rows = [self._model.nll(world, [text]) for world, text in zip(self._now, observations, strict=True)]
-        losses, counts = zip(*rows, strict=True)
-        return torch.cat(losses), torch.cat(counts)
 
     def close(self) -> None:
         self._real, self._now = [], []

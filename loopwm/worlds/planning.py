@@ -1,7 +1,7 @@
 """Planning with imagined worlds: which of an agent's candidate actions to try first.
 
-Only a refusal that the model trusts changes the agent's own order, and nothing is dropped: an agent that is asked too
-often by an unsure model loses more than it gains.
+Only refusals that the model trusts and losses change the agent's own order, and nothing is dropped: an agent that is
+asked too often by an unsure model loses more than it gains.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from collections.abc import Sequence
 
 from loopwm.records.refusals import is_refused
 from loopwm.worlds.protocol import Imagined, Worlds
+
+LOSS = 2.0
+"""Risk of an action that is imagined to lose points: above that of any refusal, which costs a step only."""
 
 
 def imagine(worlds: Worlds, actions: Sequence[str]) -> list[Imagined]:
@@ -26,15 +29,21 @@ def refusal_risk(imagined: Imagined) -> float:
     return (imagined.trust or 0.0) if is_refused(imagined.observation) else 0.0
 
 
-def order_actions(worlds: Worlds, actions: Sequence[str], bound: float = 0.5) -> list[int]:
+def risk(imagined: Imagined) -> float:
+    """Return LOSS for an action that is imagined to lose points, else the risk of a refusal, in [0, 1]."""
+    return LOSS if imagined.reward is not None and imagined.reward < 0 else refusal_risk(imagined)
+
+
+def order_actions(worlds: Worlds, actions: Sequence[str], bound: float = 0.93) -> list[int]:
     """Return the indices of candidate actions in the order to try them.
 
     Args:
         worlds: worlds whose first row is the agent's state.
         actions: candidates, the one that the agent prefers first.
-        bound: actions whose risk of refusal reaches it come last, those of less risk first among them.
+        bound: actions whose risk of refusal reaches it come last, those of less risk first among them; losses last. On
+            dev games 126 of 128 refusals trusted as much as the default came true; 0.5 lost an agent points.
     """
     if len(actions) < 2:
         return list(range(len(actions)))
-    risks = [refusal_risk(step) for step in imagine(worlds, actions)]
+    risks = [risk(step) for step in imagine(worlds, actions)]
     return sorted(range(len(actions)), key=lambda place: risks[place] if risks[place] >= bound else 0.0)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from loopwm.records.files import read_json_lines
 from loopwm.records.template import CONTEXT_KINDS, Context, ContextKind, FormatError, window_context
 
 SCIENCEWORLD = Path(__file__).with_name("data") / "scienceworld.jsonl.gz"
@@ -38,14 +37,6 @@ class Start:
         context = self.context
         texts = {"goal": context.goal, "look": context.look, "inventory": context.inventory}
         return {**texts, "task": self.task, "family": self.family}
-
-
-class Source(Protocol):
-    """Source of episode starts."""
-
-    def draw(self, random: np.random.Generator, options: Mapping[str, Any]) -> Start:
-        """Draw a start. options: those of a reset."""
-        ...
 
 
 OPTIONS = ("context", "task", "family")
@@ -88,13 +79,10 @@ def read_starts(path: str | Path, context_kind: ContextKind) -> list[Start]:
     """
     if context_kind not in CONTEXT_KINDS:
         raise FormatError("context", f"must be one of {', '.join(CONTEXT_KINDS)}, got {context_kind!r}")
-    file = Path(path)
-    lines = (gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()).decode().splitlines()
     starts = []
-    for number, line in enumerate(lines, start=1):
+    for number, window in read_json_lines(Path(path)):
         try:
-            window = json.loads(line)
             starts.append(Start(window_context(window, context_kind), window.get("task"), window.get("family")))
-        except (json.JSONDecodeError, KeyError, TypeError, FormatError) as error:
-            raise FormatError("starts", f"{file}: line {number}: {error}") from error
+        except (KeyError, TypeError, FormatError) as error:
+            raise FormatError("starts", f"{path}: line {number}: {error}") from error
     return starts

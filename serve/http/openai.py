@@ -26,15 +26,7 @@ from serve.http.bodies import (
 from serve.http.prompt_logprobs import echo_reply
 from serve.http.replies import ChatReply, CompletionReply, respond
 from serve.http.routes import Admitted, Serving
-from serve.http.schemas import (
-    ChatCompletion,
-    Completion,
-    Detokenized,
-    ModelInfo,
-    ModelList,
-    Tokens,
-    stream_responses,
-)
+from serve.http.schemas import ChatCompletion, Completion, Detokenized, ModelInfo, ModelList, Tokens, stream_responses
 
 router = APIRouter(prefix="/v1")
 tokenizer_router = APIRouter()

@@ -174,6 +174,25 @@ class WorldInfo(BaseModel):
     warnings: list[str]
 
 
+class Check(BaseModel):
+    """Observation imagined for a real step.
+
+    missing: lines it lacks. wrong: lines of it that are not real.
+    """
+
+    observation: str
+    exact: bool
+    missing: list[str]
+    wrong: list[str]
+    trust: float | None
+
+
+class Observed(WorldInfo):
+    """World after a real step. check: null unless requested."""
+
+    check: Check | None
+
+
 class WorldList(BaseModel):
     object: Literal["list"]
     data: list[WorldInfo]
@@ -281,7 +300,7 @@ class Answer(BaseModel):
     """Response to one request of a batch: its status, and a world, a step, a deletion or an error."""
 
     status: int
-    body: WorldInfo | StepResult | Deleted | ErrorBody
+    body: Observed | WorldInfo | StepResult | Deleted | ErrorBody
 
 
 class BatchResult(BaseModel):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
+from difflib import ndiff
 from itertools import pairwise
 from statistics import mean
 from typing import Annotated, Any, Literal
@@ -25,6 +26,7 @@ from serve.http.schemas import (
     ActionsResult,
     BatchResult,
     Deleted,
+    Observed,
     PlanResult,
     StepResult,
     WorldInfo,
@@ -117,6 +119,7 @@ class StepBody(OwnBody):
 class ObserveBody(OwnBody):
     action: Action
     observation: str
+    check: bool = False
 
 
 class ForkBody(OwnBody):
@@ -192,10 +195,6 @@ Worlds = Annotated[Sessions, Depends(_sessions)]
 @router.post("", status_code=201, response_model=WorldInfo)
 async def create(body: WorldBody, worlds: Worlds, ctx: Admitted) -> Json:
     """Create a world from a goal, an observation and, optionally, later steps."""
-    return await _create(body, worlds, ctx)
-
-
-async def _create(body: WorldBody, worlds: Sessions, ctx: RequestContext) -> Json:
     worlds.service.check_model(body.model)
     depth = depth_of(body.depth)
     context = await asyncio.to_thread(body.context)
@@ -243,14 +242,24 @@ async def _step_once(name: str, body: StepBody, worlds: Sessions, ctx: RequestCo
     return await worlds.step(ctx, name, body.request, _render(body, worlds))
 
 
-@router.post("/{name}/observe", response_model=WorldInfo)
+@router.post("/{name}/observe", response_model=Observed)
 async def observe(name: str, body: ObserveBody, worlds: Worlds, ctx: Admitted) -> Json:
-    """Add a real step. Imagined steps since the last real observation are dropped."""
-    return await _observe(name, body, worlds, ctx)
+    """Add a real step, and check what was imagined for it. Imagined steps since the last real one are dropped."""
+    check = StepRequest([body.action], "each", DEFAULT_MAX_TOKENS) if body.check else None
+    session, imagined = await worlds.observe(ctx, name, body.action, body.observation, check)
+    return {**_world(session, worlds), "check": imagined and _check(imagined, body.observation)}
 
 
-async def _observe(name: str, body: ObserveBody, worlds: Sessions, ctx: RequestContext) -> Json:
-    return _world(await worlds.observe(ctx, name, body.action, body.observation), worlds)
+def _check(imagined: Imagined, observation: str) -> Json:
+    said = imagined.observation or ""
+    lines = list(ndiff(said.splitlines(), observation.splitlines()))
+    return {
+        "observation": said,
+        "exact": said.split() == observation.split(),
+        "missing": [line[2:] for line in lines if line.startswith("+")],
+        "wrong": [line[2:] for line in lines if line.startswith("-")],
+        "trust": imagined.trust,
+    }
 
 
 @router.post("/{name}/fork", status_code=201, response_model=WorldList)
@@ -303,11 +312,11 @@ async def batch(body: BatchBody, worlds: Worlds, ctx: Admitted) -> Response:
 async def _one(item: BatchItem, worlds: Sessions, ctx: RequestContext) -> Json:
     try:
         if isinstance(item, BatchCreate):
-            return {"status": 201, "body": await _create(item, worlds, ctx)}
+            return {"status": 201, "body": await create(item, worlds, ctx)}
         if isinstance(item, BatchStep):
             return {"status": 200, "body": await _step_once(item.world, item, worlds, ctx)}
         if isinstance(item, BatchObserve):
-            return {"status": 200, "body": await _observe(item.world, item, worlds, ctx)}
+            return {"status": 200, "body": await observe(item.world, item, worlds, ctx)}
         return {"status": 200, "body": await delete(item.world, worlds, ctx.key)}
     except Exception as error:  # the other requests have taken effect: their responses must not be lost
         problem = problem_of(error)

@@ -24,7 +24,7 @@ from typing import Any
 from loopwm.pixel.checkpoint import load_checkpoint
 from loopwm.pixel.gym import CATCH, real_environment
 from loopwm.pixel.replay import Replay
-from loopwm.records.command import Parser, exit_status
+from loopwm.records.command import doc_parser, exit_status
 from loopwm.records.errors import InputError
 from loopwm.records.frames import FrameEpisode, FrameSpace
 from serve.pixels.game import Game, Moment
@@ -144,12 +144,7 @@ def _show(game: Game) -> tuple[Moment, str]:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="loopwm play --pixels",
-        description=__doc__,
-        epilog=f"{KEYS}\n\n{EXAMPLE}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = doc_parser("loopwm play --pixels", __doc__, f"{KEYS}\n\n{EXAMPLE}")
     parser.add_argument("--pixels", action="store_true", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--model", type=Path, default=CATCH, help="checkpoint folder (default: the packaged Catch)")
     parser.add_argument("--starts", type=Path, help="recorded episodes to start in where there is no simulator")

@@ -273,12 +273,21 @@ class Sessions:
         self.store.change(session, log, length_of(world), answer)
         self._cache.put(session.id, CachedWorld(log, world))
 
-    async def observe(self, ctx: RequestContext, name: str, action: str, observation: str) -> Session:
-        """Add a real step. Drops imagined steps, and the oldest real ones if the context grows too long."""
+    async def observe(
+        self, ctx: RequestContext, name: str, action: str, observation: str, check: StepRequest | None = None
+    ) -> tuple[Session, Imagined | None]:
+        """Add a real step. Drops imagined steps, and the oldest real ones if the context grows too long.
+
+        check: request to imagine the step before, from the real ones, which is returned then.
+        """
+        expected = None
         with self.store.changing(name, ctx.key) as session:
+            if check is not None:
+                real = replace(session.log, actions=())
+                expected = await self._imagine(ctx, (await self._build(ctx, real)).world, real, check, "action")
             log = session.log.with_observation(action, observation)
             self.change(session, *await self._build(ctx, log, charged=True))
-        return session
+        return session, expected
 
     async def fork(self, ctx: RequestContext, name: str, count: int) -> list[Session]:
         """Copy a session. Raises TooManyWorldsError or TooMuchTextError."""
@@ -331,17 +340,21 @@ class Sessions:
         """Imagine each candidate alone, as the world's next action. Changes no world."""
         session = self.store.get(name, ctx.key)
         world = await self._world(ctx, session)
-        sizes = await self._sizes(candidates)
-        self.service.charge(ctx, sum(sizes.values()))
-        request = StepRequest(candidates, "each", max_tokens)
+        requests = [StepRequest([action], "each", max_tokens) for action in candidates]
+        fields = [f"candidates[{i}]" for i in range(len(candidates))]
+        pairs = zip(requests, fields, strict=True)
+        return await together([self._imagine(ctx, world, session.log, *pair) for pair in pairs])
 
-        async def imagine(action: str, field: str) -> Imagined:
-            work = advance(self._model, world, [action], [field])
-            (step,) = await self.service.work(ctx, work, sizes[action] + SLACK, world.depth.limit)
-            stream = self._stream(ctx, step.world, request, 0, await self._text_before(session.log, [action]))
-            return _decoded(step, await stream.deltas(), stream)
-
-        return await together([imagine(action, f"candidates[{i}]") for i, action in enumerate(candidates)])
+    async def _imagine(
+        self, ctx: RequestContext, world: World, log: WorldLog, request: StepRequest, field: str
+    ) -> Imagined:
+        """Imagine the one action of a request after a world, which is that of the log."""
+        ((action, size),) = (await self._sizes(request.actions)).items()
+        self.service.charge(ctx, size)
+        work = advance(self._model, world, [action], [field])
+        (step,) = await self.service.work(ctx, work, size + SLACK, world.depth.limit)
+        stream = self._stream(ctx, step.world, request, 0, await self._text_before(log, [action]))
+        return _decoded(step, await stream.deltas(), stream)
 
     async def _world(self, ctx: RequestContext, session: Session) -> World:
         """Return the session's world, rebuilt if it was evicted."""

@@ -149,6 +149,29 @@ def test_changes_stand_between_equal_looks() -> None:
     assert environment.marks > 50
 
 
+class Pots(Toy):
+    """Things that may be focused on, one of them as the path does."""
+
+    def valid_actions(self) -> list[str]:
+        return ["go north", "focus on tin pot", "focus on tin cup", "focus on drawing", "focus on window"]
+
+
+def test_a_fatal_episode_ends_in_a_misuse_at_the_step_of_the_path_that_may_be_misused() -> None:
+    path = [*GOLD[:5], "focus on tin pot", *GOLD[5:9]]
+    starts, ends = [], []
+    for seed in range(400):
+        *before, end = acted("fatal", path, seed, environment=Pots())
+        looks = [action for action in before if action not in path]
+        assert len(looks) <= 1
+        assert [*path[: len(before) - len(looks)], *looks] == before
+        starts.append(len(before) - len(looks))
+        ends.append(end)
+    assert max(starts) == 5
+    assert 0.6 < starts.count(5) / len(starts) < 0.9
+    assert set(ends) == {"focus on tin cup", "focus on drawing", "focus on window"}
+    assert ends.count("focus on tin cup") > 0.55 * len(ends)  # its name is like the one of the path
+
+
 def test_a_number_is_said_when_one_is_asked_for_and_only_then() -> None:
     actions = POLICIES["noisy-expert"].act(Toy(), ["pick up red cup", "0", "go north"], Random(1))
     asked, wrong = False, 0

@@ -183,6 +183,8 @@ def test_index_counts_what_is_there(shards: Path) -> None:
     index = json.loads((shards / "index.json").read_text())
     assert index["counts"] == {"alfworld/train/expert": 1, "scienceworld/train/gold": 6}
     assert index["episodes"] == 7
+    assert len(index["shards"]) > 1
+    assert all(shard["tokens"] >= 300 for shard in index["shards"][:-1])
     assert index["tokens"] == sum(len(_load(shards, s["name"])[0]["tokens"]) for s in index["shards"])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -18,7 +19,7 @@ def test_every_fault_has_one_place() -> None:
         text = (ROOT / fault.file).read_text()
         assert text.count(fault.find) == 1, fault
         compile(text.replace(fault.find, fault.replace), fault.file, "exec")  # any test would find a syntax error
-        assert all((ROOT / path.partition("::")[0]).exists() for path in fault.tests.split()), fault
+        assert all((ROOT / path.partition("::")[0]).exists() for path in shlex.split(fault.tests)), fault
 
 
 @pytest.fixture
@@ -40,9 +41,17 @@ def test_faults_are_found_or_survive_by_tests(project: Path) -> None:
     assert (project / "code.py").read_text() == before
 
 
+def test_fault_that_every_test_must_find_survives_one(project: Path) -> None:
+    with (project / "test_code.py").open("a") as file:
+        file.write("\ndef test_sign():\n    assert f(-2) == 0\n")
+    both = Fault("f", "code.py", "x + 1", "x - 1", "test_code.py", every=True)
+    one = Fault("f", "code.py", "x + 1", "x - 1", "test_code.py::test_f", every=True)
+    assert run_faults([both, one], 60) == [both]
+
+
 def test_failing_tests_without_fault_are_refused(project: Path) -> None:
     (project / "test_code.py").write_text("def test_f():\n    assert False\n")
-    with pytest.raises(InputError, match="must pass without a fault"):
+    with pytest.raises(InputError, match=r"must pass without a fault, got test_code\.py"):
         run_faults([Fault("f", "code.py", "x + 1", "x - 1", "test_code.py")], 60)
 
 

@@ -144,7 +144,7 @@ class Watch:
         come = threading.Event()
 
         def wait() -> Iterator[ForwardBatch]:
-            come.wait(60)
+            wait_until(come.is_set)
             yield from ()
 
         self.engine.add(WorkItem(steps=wait()))

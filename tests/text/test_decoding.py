@@ -11,7 +11,7 @@ import torch
 from loopwm.core import Convergence, Fixed
 from loopwm.records import template
 from loopwm.text.decoding import UNLIKELY, Decoder, departure
-from loopwm.text.drafts import Lookup, SharedText
+from loopwm.text.drafts import Lookup, SharedText, as_text
 from loopwm.text.world import WorldModel
 from tests.fixtures.models import random_model
 from tests.text.test_world import ACTIONS, LONG, SHORT
@@ -114,9 +114,9 @@ class Toy:
     def __init__(self, probabilities: dict[tuple[int, ...], dict[int, float]]) -> None:
         self.probabilities, self.passes = probabilities, 0
 
-    def decode(self, rows: int = 1, max_new_tokens: int = 9, drafts: bool = True, greedy: bool = False):
-        decoder = Decoder(self._forward, 9, END, max_new_tokens, drafts)
-        lookups = [Lookup(SharedText(), "") for _ in range(rows)]
+    def decode(self, lookup: Lookup | None = None, max_new_tokens: int = 9, greedy: bool = False):
+        decoder = Decoder(self._forward, 9, END, max_new_tokens, drafts=True)
+        lookups = [lookup or Lookup(SharedText(), "")]
         if greedy:
             return decoder.greedy([Rows(()) for _ in lookups], lookups)
         return decoder.likelier(lambda row: Rows(()), lookups)
@@ -162,7 +162,7 @@ def test_a_probable_text_with_an_improbable_beginning_is_found():
 
 def test_a_text_that_is_likely_enough_costs_no_second_one():
     sure = Toy({(): {1: 0.9, 2: 0.1}, (1,): {3: 0.8, 4: 0.2}})
-    (found,) = sure.decode(rows=1)
+    (found,) = sure.decode()
     assert found.tokens == (1, 3)
     assert sure.passes == 3
 
@@ -170,6 +170,14 @@ def test_a_text_that_is_likely_enough_costs_no_second_one():
 def test_the_other_text_is_dropped_where_it_turns_out_less_likely():
     (found,) = Toy({**EMPTY_OR_FULL, (2,): {6: 0.5, 7: 0.5}}).decode()
     assert found.tokens == (1, 3)
+
+
+def test_lookup_after_two_texts_has_the_returned_one_only():
+    lookup = Lookup(SharedText(), as_text([5, 6, 7, 8]))
+    (found,) = Toy(EMPTY_OR_FULL).decode(lookup)
+    assert found.tokens == (2,)
+    lookup.extend([5, 6, 7, 8])
+    assert lookup.draft(9) == [2, END, 5, 6, 7, 8]
 
 
 def test_an_end_is_a_second_choice_too_and_beats_a_text_that_is_cut():

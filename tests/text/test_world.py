@@ -77,26 +77,6 @@ def test_observe_equals_encode_of_the_longer_history(world_model):
     torch.testing.assert_close(again.latent, world_model.encode(twice).latent, atol=1e-4, rtol=1e-4)
 
 
-def test_teacher_forced_losses_are_those_of_whole_prompts_and_leave_the_world_as_it_was(world_model, model, tokenizer):
-    observations = ["You move to the hall.", "You wait for 10 turns. Nothing else happens here."]
-    world = world_model.encode([SHORT, LONG], depth=3)
-    for k in (1, 2, 3):
-        world = world_model.advance(world, [row[k - 1] for row in ACTIONS])
-    before = world_model.decode(world, 8)
-    nats, tokens = world_model.nll(world, observations)
-    for i, (context, actions) in enumerate(zip((SHORT, LONG), ACTIONS, strict=True)):
-        texts = (template.render_prompt(context, actions), observations[i] + template.END)
-        prompt, target = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts)
-        with torch.no_grad():
-            logits = model(torch.tensor([prompt + target]), depth=3).logits[0, len(prompt) - 1 : -1]
-        expected = torch.nn.functional.cross_entropy(logits, torch.tensor(target), reduction="sum")
-        torch.testing.assert_close(nats[i], expected, atol=1e-3, rtol=1e-4)
-        assert tokens[i] == len(target)
-    assert world_model.decode(world, 8) == before
-    with pytest.raises(FormatError, match="observations"):
-        world_model.nll(world, observations[:1])
-
-
 def test_advance_and_decode_leave_the_old_world_as_it_was(world_model):
     world = world_model.encode([SHORT])
     before = world_model.decode(world, 8)

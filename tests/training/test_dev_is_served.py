@@ -112,8 +112,6 @@ def test_losses_and_greedy_tokens_on_dev_are_those_of_encoding_advancing_and_dec
             logits = stepped(model, worlds, world, targets.tolist())
             assert len(logits) == len(targets)
             nats = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
-            of_whole, _ = worlds.nll(world, [tokenizer.decode(asked.observation)])
-            assert of_whole.item() == pytest.approx(nats.sum().item(), rel=1e-4)
             right = (logits.argmax(-1) == targets).float()
             counts = torch.tensor([nats.sum(), right.sum(), len(targets), right.all(), 1.0])
             sums[asked.horizon] = sums.get(asked.horizon, 0) + counts

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -45,6 +46,12 @@ def finished(config_file, one_thread, tmp_path_factory) -> Path:
 
 def command(config_file: Path, folder: Path, *overrides: str) -> list[str]:
     return [sys.executable, "-m", "loopwm.training", "--config", str(config_file), "--out", str(folder), *overrides]
+
+
+def test_the_reference_recipe_has_a_share_of_every_policy_that_it_plays() -> None:
+    played = set(re.findall(r"--policy (\S+)", Path("data_prep/collect_all.sh").read_text())) | {"probe"}
+    assert len(played) > 8
+    assert played == set(load_config(Path("configs/reference.yaml"), []).data.policies)
 
 
 def test_a_run_learns_and_leaves_everything_its_folder_promises(finished):

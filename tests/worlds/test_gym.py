@@ -119,9 +119,9 @@ def test_episodes_are_cut_after_max_steps_and_where_the_world_is_full(world_mode
     long, env = "carry it on " * 16, ImaginedTextEnv(LocalWorlds(world_model, max_new_tokens=4000), [HALL])
     env.reset()
     ends = [env.step(long)[3] for _ in range(1)]
-    while not ends[-1]:
+    while not ends[-1] and len(ends) < 9:
         ends.append(env.step(long)[3])
-    assert len(ends) < 50
+    assert ends[-1]
 
 
 def test_worlds_behind_the_service_are_the_same(url, library, worlds):

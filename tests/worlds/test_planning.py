@@ -1,4 +1,4 @@
-"""Candidate actions are ordered by trusted refusals alone."""
+"""Candidate actions are ordered by trusted refusals and losses alone."""
 
 from __future__ import annotations
 
@@ -32,16 +32,26 @@ class Scripted:
 
 def test_order_puts_trusted_refusals_last_and_keeps_the_rest() -> None:
     answers = {
-        "a": Imagined(REFUSED, trust=0.9),
+        "a": Imagined(REFUSED, trust=0.95),
         "b": Imagined(REFUSED, trust=0.4),  # below the bound
-        "c": Imagined(DONE, trust=0.99),
+        "c": Imagined(DONE, reward=0.0, trust=0.99),
         "d": Imagined(REFUSED, trust=0.6),
         "e": Imagined(REFUSED),  # cut: no trust
     }
     worlds = Scripted(answers)
-    assert order_actions(worlds, list("abcde")) == [1, 2, 4, 3, 0]
+    assert order_actions(worlds, list("abcde")) == [1, 2, 3, 4, 0]
+    assert order_actions(worlds, list("abcde"), bound=0.5) == [1, 2, 4, 3, 0]
     assert order_actions(worlds, list("abcde"), bound=0.3) == [2, 4, 1, 3, 0]
-    assert worlds.closed == 2
+    assert worlds.closed == 3
+
+
+def test_order_puts_losses_behind_refusals() -> None:
+    answers = {
+        "focus on jug": Imagined(DONE, reward=-100.0, trust=0.2),
+        "go to moon": Imagined(REFUSED, reward=0.0, trust=0.99),
+        "focus on cup": Imagined(DONE, reward=17.0, trust=0.9),
+    }
+    assert order_actions(Scripted(answers), list(answers)) == [2, 1, 0]
 
 
 def test_order_of_one_action_imagines_nothing() -> None:

@@ -9,7 +9,6 @@ import httpx
 import pytest
 
 from loopwm.records.errors import InputError
-from loopwm.records.files import PACKAGED
 from loopwm.records.template import Context, FormatError, Transition
 from loopwm.worlds.http import Client, HttpWorlds, WorldError
 from loopwm.worlds.local import LocalWorlds
@@ -66,16 +65,6 @@ def test_a_service_imagines_what_this_process_does(local, client):
         )
     assert remote.steps_cut == local.steps_cut == (0, 0)
     remote.close()
-
-
-def test_trust_is_the_probability_of_the_text():
-    worlds = LocalWorlds.from_pretrained(PACKAGED)
-    worlds.begin([HALL, KITCHEN])
-    steps = worlds.step(["open door to kitchen", "eat wood"])
-    losses, _ = worlds.nll([step.observation for step in steps])
-    assert [step.finish for step in steps] == ["stop", "stop"]
-    assert [step.trust for step in steps] == pytest.approx((-losses).exp().tolist(), rel=1e-3)
-    assert [step.trust for step in worlds.step(["wait", "wait"], decode=False)] == [None, None]
 
 
 def test_a_fork_goes_its_own_way(make):

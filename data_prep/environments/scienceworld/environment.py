@@ -57,7 +57,7 @@ OBJECT_CLASS = "scienceworld/struct/EnvObject.class"
 PARSER_CLASS = "scienceworld/input/InputParser"
 PARSER_METHODS = {
     PARSER_CLASS: {
-        "matchObj": "(Ljava/lang/String;[Lscienceworld/struct/EnvObject;Lscienceworld/struct/EnvObject;)Lscala/Tuple2;",
+        "matchObj": "(Ljava/lang/String;[Lscienceworld/struct/EnvObject;Lscienceworld/struct/EnvObject;)Lscala/Tuple2;"
     },
     f"{PARSER_CLASS}$": {
         "tokenize": "(Ljava/lang/String;)[Ljava/lang/String;",

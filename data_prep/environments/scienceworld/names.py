@@ -27,11 +27,7 @@ NAMES = Names(
 
 FAMILIES: dict[str, tuple[str, ...]] = {
     "Boil": ("boil",),
-    "Chemistry": (
-        "chemistry-mix",
-        "chemistry-mix-paint-secondary-color",
-        "chemistry-mix-paint-tertiary-color",
-    ),
+    "Chemistry": ("chemistry-mix", "chemistry-mix-paint-secondary-color", "chemistry-mix-paint-tertiary-color"),
     "Conductivity": ("test-conductivity", "test-conductivity-of-unknown-substances"),
     "Find": ("find-animal", "find-living-thing", "find-non-living-thing", "find-plant"),
     "Freeze": ("freeze",),
@@ -43,11 +39,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "inclined-plane-friction-unnamed-surfaces",
     ),
     "LifeStages": ("identify-life-stages-1", "identify-life-stages-2"),
-    "Lifespan": (
-        "lifespan-longest-lived",
-        "lifespan-longest-lived-then-shortest-lived",
-        "lifespan-shortest-lived",
-    ),
+    "Lifespan": ("lifespan-longest-lived", "lifespan-longest-lived-then-shortest-lived", "lifespan-shortest-lived"),
     "Melt": ("melt",),
     "Power": ("power-component", "power-component-renewable-vs-nonrenewable-energy"),
     "StateChange": ("change-the-state-of-matter-of",),

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from loopwm.core.twohot import BINS, two_hot_loss, two_hot_value
-from loopwm.pixel.dynamics import require_at_least
+from loopwm.pixel.dynamics import as_pixels, require_at_least
 from loopwm.pixel.imagined import LatentWorld
 
 S = TypeVar("S")
@@ -86,9 +86,7 @@ class FrameEncoder(nn.Module):
         self.blocks, self.features = nn.Sequential(*blocks), inputs * height * width
 
     def forward(self, frames: Tensor) -> Tensor:
-        # Copy: group norm's backward pass crashes on permuted frames of one channel (torch 2.13).
-        x = frames.flatten(0, 1).permute(0, 3, 1, 2).float().clone(memory_format=torch.contiguous_format) / 255
-        return self.blocks(x).flatten(1).unflatten(0, frames.shape[:2])
+        return self.blocks(as_pixels(frames)).flatten(1).unflatten(0, frames.shape[:2])
 
 
 def mlp(inputs: int, hidden: int, hidden_layers: int, outputs: int) -> nn.Sequential:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from loopwm.pixel.dynamics import require_at_least
+from loopwm.pixel.dynamics import as_pixels, require_at_least
 
 
 @dataclass(frozen=True)
@@ -90,10 +90,7 @@ class ActorCritic(nn.Module):
             memory: (B, Y) before the first frame
             fresh: memory at an episode's beginning, (B, T, Y)
         """
-        # Copy: group norm's backward pass crashes on a permuted input without gradient (torch 2.13), and frames of one
-        # channel count as contiguous in any permutation.
-        frames = (obs.flatten(0, 1).permute(0, 3, 1, 2).float() / 255).clone(memory_format=torch.contiguous_format)
-        z = self.encoder(frames).flatten(1).unflatten(0, obs.shape[:2])
+        z = self.encoder(as_pixels(obs)).flatten(1).unflatten(0, obs.shape[:2])
         inputs, memories = self.to_memory(z), []
         for t in range(obs.shape[1]):
             memory = self.memory(inputs[:, t], torch.where(first[:, t, None], fresh[:, t], memory))

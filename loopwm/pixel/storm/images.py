@@ -5,7 +5,6 @@ Shape suffixes: N frames, C/H/W channels, height, width.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 
 import torch
@@ -16,29 +15,7 @@ SMALL = 16
 """Maximum side in pixels of frames that need no strides."""
 
 
-def as_pixels(obs: Tensor) -> Tensor:
-    """Convert uint8 (..., H, W, C) to (N, C, H, W) in 0 to 1."""
-    return obs.flatten(0, -4).permute(0, 3, 1, 2).float().clone(memory_format=torch.contiguous_format) / 255
-
-
-class Images(nn.Module):
-    """Encoder (N, C, H, W) -> (N, latent) of frames in 0 to 1, and a decoder back."""
-
-    encoder: nn.Sequential
-    decoder: nn.Sequential
-
-    @staticmethod
-    def compare(decoded: Tensor, target: Tensor) -> Tensor:
-        """Return the loss (N,) of decoder output and target frames, both (N, C, H, W), summed over pixels."""
-        raise NotImplementedError
-
-    @staticmethod
-    def frames(decoded: Tensor) -> Tensor:
-        """Convert decoder output to frames uint8 (N, H, W, C)."""
-        raise NotImplementedError
-
-
-class StridedImages(Images):
+class StridedImages(nn.Module):
     """Strided encoder and decoder of tables 2 and 3, compared by squared error."""
 
     def __init__(self, frame_shape: tuple[int, int, int], latent: int, stem: int, halvings: int) -> None:
@@ -68,6 +45,7 @@ class StridedImages(Images):
 
     @staticmethod
     def compare(decoded: Tensor, target: Tensor) -> Tensor:
+        """Return the squared error (N,) of decoder output and target frames, both (N, C, H, W)."""
         return (decoded - target).square().sum((1, 2, 3))
 
     @staticmethod
@@ -75,7 +53,7 @@ class StridedImages(Images):
         return (decoded.clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1)
 
 
-class SmallImages(Images):
+class SmallImages(nn.Module):
     """Encoder and decoder of binary frames up to 16 pixels: two full-resolution convolutions each."""
 
     def __init__(self, frame_shape: tuple[int, int, int], latent: int, stem: int, halvings: int) -> None:
@@ -107,7 +85,8 @@ class SmallImages(Images):
         return ((decoded > 0) * 255).to(torch.uint8).permute(0, 2, 3, 1)
 
 
-IMAGES: dict[str, Callable[[tuple[int, int, int], int, int, int], Images]] = {
-    "strided": StridedImages,
-    "small": SmallImages,
-}
+IMAGES: dict[str, type[StridedImages] | type[SmallImages]] = {"strided": StridedImages, "small": SmallImages}
+"""Networks with an `encoder` of frames in 0 to 1, (N, C, H, W) -> (N, latent), and a `decoder` back.
+
+`compare` returns the loss (N,) of decoder output, `frames` converts it to frames uint8 (N, H, W, C).
+"""

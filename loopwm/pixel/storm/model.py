@@ -29,9 +29,10 @@ from loopwm.pixel.dynamics import (
     LoopedAttention,
     LoopedConfig,
     Rotary1D,
+    as_pixels,
     require_at_least,
 )
-from loopwm.pixel.storm.images import IMAGES, as_pixels
+from loopwm.pixel.storm.images import IMAGES
 from loopwm.records.frames import FrameSpace
 
 

@@ -24,9 +24,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from loopwm.core.twohot import two_hot_loss, two_hot_value
-from loopwm.pixel.dynamics import Depth, FrameCache, require_at_least
+from loopwm.pixel.dynamics import Depth, FrameCache, as_pixels, require_at_least
 from loopwm.pixel.imagined import Imagined
-from loopwm.pixel.storm.images import as_pixels
 from loopwm.pixel.storm.model import Storm, StormConfig, kl_divergence, mode, sample_latents
 from loopwm.pixel.system import Diagnostics, FrameBatch, PixelSystem, mean_of
 from loopwm.records.errors import InputError

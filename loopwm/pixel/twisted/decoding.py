@@ -47,7 +47,6 @@ class Sample:
         return sample(p, generator)
 
 
-@dataclass(frozen=True)
 class ExactAssignment:
     """Optimal assignment (TWISTED, equation 3) by scipy, row by row on the CPU; copies win ties with samples.
 
@@ -58,14 +57,17 @@ class ExactAssignment:
         ImportError: scipy is missing
     """
 
-    def __post_init__(self) -> None:
-        _scipy_assignment()
+    def __init__(self) -> None:
+        try:
+            from scipy.optimize import linear_sum_assignment
+        except ImportError:
+            raise ImportError("exact assignment needs scipy: pip install 'loopwm[pixel]'") from None
+        self._assign: Callable[..., Any] = linear_sum_assignment
 
     def __call__(self, copy: Tensor, wildcard: Tensor) -> Tensor:
-        assign = _scipy_assignment()
         own = torch.full_like(copy, math.inf).diagonal_scatter(-wildcard, dim1=-2, dim2=-1)
         cost = torch.cat([-copy.mT, own], -1).double().cpu().numpy()  # copies first: scipy returns the first of ties
-        columns = torch.tensor([assign(problem)[1].tolist() for problem in cost], device=copy.device)
+        columns = torch.tensor([self._assign(problem)[1].tolist() for problem in cost], device=copy.device)
         return columns.where(columns < copy.shape[-1], WILDCARD)
 
 
@@ -196,15 +198,6 @@ def check_penalty(name: str, value: float) -> None:
     """Raise ValueError for a price that is not finite and at least 0."""
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"{name}: must be a finite price >= 0, got {value}")
-
-
-def _scipy_assignment() -> Callable[..., Any]:
-    try:
-        from scipy.optimize import linear_sum_assignment
-    except ImportError:
-        raise ImportError("exact assignment needs scipy: pip install 'loopwm[pixel]'") from None
-    solve: Callable[..., Any] = linear_sum_assignment
-    return solve
 
 
 @dataclass(frozen=True)

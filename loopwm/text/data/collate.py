@@ -53,11 +53,7 @@ class TreeBatch:
 
     @classmethod
     def collate(
-        cls,
-        rows: Sequence[TreeRow],
-        row_ids: Sequence[int],
-        pad_id: int,
-        layout: Layout = trunk_and_branches,
+        cls, rows: Sequence[TreeRow], row_ids: Sequence[int], pad_id: int, layout: Layout = trunk_and_branches
     ) -> TreeBatch:
         widths = row_widths(rows, layout).max(0)  # every block is as wide as its widest row
         ends = widths.cumsum()

@@ -272,12 +272,7 @@ class BatchStream:
             yield self.collate(rows, self.batch.micro_batches, horizon, cost, processes), after
 
     def collate(
-        self,
-        rows: Sequence[PlannedRow],
-        groups: int,
-        horizon: int,
-        cost: RowCost | None = None,
-        processes: int = 1,
+        self, rows: Sequence[PlannedRow], groups: int, horizon: int, cost: RowCost | None = None, processes: int = 1
     ) -> list[TreeBatch]:
         """Collate rows to `groups` batches of similar length, to save padding; no branch is deeper than `horizon`.
 

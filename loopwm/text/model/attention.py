@@ -10,11 +10,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from loopwm.core import (
-    Attend,
-    AttentionInputs,
-    KVCache,
-)
+from loopwm.core import Attend, AttentionInputs, KVCache
 from loopwm.core.block import RMSNorm, for_queries, rotate, split_heads
 from loopwm.text.model.configuration import LoopWMConfig
 

@@ -28,14 +28,7 @@ from loopwm.records.token_episode import TokenEpisode
 from loopwm.records.training_episodes import TrainingEpisodes
 from loopwm.text.data.collate import TreeBatch
 from loopwm.text.data.data_loader import BatchStream, LoaderState, PlannedRow, horizons, make_sources
-from loopwm.text.data.tree import (
-    RowBuilder,
-    TargetWeights,
-    TemplateIds,
-    TreeRow,
-    by_stage,
-    trunk_and_branches,
-)
+from loopwm.text.data.tree import RowBuilder, TargetWeights, TemplateIds, TreeRow, by_stage, trunk_and_branches
 from loopwm.text.model.chat_template import chat_template
 from loopwm.text.model.checkpoint import load_checkpoint
 from loopwm.text.model.configuration import PRESETS, LoopWMConfig
@@ -53,17 +46,9 @@ from loopwm.text.training.config import ModelConfig, TrainingConfig
 from loopwm.text.training.loss import TextObjective
 from loopwm.text.training.measurements import EXACT, counts, flops, record
 
-HEAD_OF = {
-    "reward_coef": "prediction_heads",
-    "continue_coef": "prediction_heads",
-    "consistency_coef": "monitor_head",
-}
+HEAD_OF = {"reward_coef": "prediction_heads", "continue_coef": "prediction_heads", "consistency_coef": "monitor_head"}
 """Switch of the model that a coefficient requires."""
-SAMPLERS = {
-    "per_sequence": DepthPlan.sample,
-    "per_batch": DepthPlan.sample_batch,
-    "fixed": DepthPlan.constant,
-}
+SAMPLERS = {"per_sequence": DepthPlan.sample, "per_batch": DepthPlan.sample_batch, "fixed": DepthPlan.constant}
 """Depth plans by `depth.sampling`."""
 
 OF_WEIGHTS = "weights"

@@ -57,8 +57,9 @@ OTHERS: dict[str, dict[str, Any]] = {
         "model": "a/tiny", "env": "textworld", "context": "observed", "n": 3, "latent_minus_fed_back": [DIFFERENCE],
         "rows": [{"way": way, **ROLLOUT_ROW} for way in ("latent", "fed_back")],
     },
-    "agents": {"n": 3, "arms": {"retrieval": {"score": SCORE}, "look-ahead-4": {"score": SCORE}}, "task_scores": {},
-               "differences": [{"a": "look-ahead-4", "b": "retrieval", "score": {"mean": -5.0, "ci95": [-9, 1]}}]},
+    "agents": {"n": 3, "arms": {arm: {"score": SCORE, "lost": SCORE, "refused": 2} for arm in ("retrieval", "ahead")},
+               "differences": [{"a": "ahead", "b": "retrieval", "score": {"mean": -5.0, "ci95": [-9, 1]}, "lost": SCORE,
+                                "refused": SCORE}], "task_scores": {}},
     "loads": {"model": "tiny",
               "load": [{"workload": "chat", "at_once": n, "tokens_per_second": 9.0 * n} for n in (1, 8)],
               "roof": [{"at_once": 8, "tokens_per_second": 100.0}]},
@@ -79,7 +80,7 @@ def test_what_studies_rollouts_agents_and_loads_came_to_is_kept_and_drawn(page, 
     assert "1 of 1 differences leave out zero" in text
     assert "depth, checkpoint 11111111: T=1 51.0 at 2.0 MFLOPs, best T=2 52.0 at 3.0 MFLOPs" in text
     assert "textworld -2.0 (-3.0 to -1.0)" in text
-    assert "look-ahead-4 minus retrieval, checkpoint 11111111: -5.0 (-9.0 to +1.0)" in text
+    assert "ahead minus retrieval, checkpoint 11111111: -5.0 (-9.0 to +1.0)" in text
     assert "Chat: 72 tokens a second with 8 at once, 9 with 1 (checkpoint 11111111)" in text
     assert all(f"- `the {kind} command`" in text for kind in OTHERS)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from lab.__main__ import main
 from lab.agents.agents import REFUSALS, RetrievalAgent
 from lab.agents.play import play_real
 from lab.agents.real_world import Game, RealWorld
+from lab.studies import teacher_forcing
 from lab.studies.planner import (
     AnyPlan,
     LookAhead,
@@ -27,8 +29,10 @@ from lab.studies.planner import (
     best_plan,
     candidate_plans,
     make_arms,
+    make_results,
     measure,
 )
+from lab.studies.teacher_forcing import nll
 from loopwm.records.errors import InputError
 from loopwm.records.template import Context, Transition
 from loopwm.text.world import World, WorldModel
@@ -100,8 +104,8 @@ def _agreement_alone(model: WorldModel, steps: Sequence[Transition]) -> float:
     world = model.encode([FAR], 2)
     for step in steps:
         world = model.advance(world, [step.action])
-    nats, tokens = model.nll(world, [steps[-1].observation])
-    refused = sum(math.exp(-float(model.nll(world, [text])[0])) for text in REFUSALS)
+    nats, tokens = nll(model, world, [steps[-1].observation])
+    refused = sum(math.exp(-float(nll(model, world, [text])[0])) for text in REFUSALS)
     return (1 - refused) * math.exp(-float(nats / tokens))
 
 
@@ -114,7 +118,9 @@ def test_real_steps_are_added_to_the_world_as_if_all_were_encoded(agent: Retriev
         assert (torch.cat([world.latent for world in going._worlds._now]) - whole.latent).abs().max() < 1e-4
 
 
-def test_what_is_expected_after_a_plan_agrees_more_than_a_refusal(agent: RetrievalAgent, model: WorldModel) -> None:
+def test_what_is_expected_after_a_plan_agrees_more_than_a_refusal(
+    agent: RetrievalAgent, model: WorldModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Told(WorldModel):
         """Expects one text, whatever was done."""
 
@@ -122,10 +128,11 @@ def test_what_is_expected_after_a_plan_agrees_more_than_a_refusal(agent: Retriev
             super().__init__(model.model, model.tokenizer)
             self.expected = expected
 
-        def nll(self, world: World, observations: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
-            nats = [0.1 if text == self.expected else 50.0 for text in observations]
-            return torch.tensor(nats), torch.full((len(nats),), 10)
+    def told(model: Told, world: World, observations: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
+        nats = [0.1 if text == model.expected else 50.0 for text in observations]
+        return torch.tensor(nats), torch.full((len(nats),), 10)
 
+    monkeypatch.setattr(teacher_forcing, "nll", told)
     plans = [plan for plan in candidate_plans(agent, FAR, 3) if plan.action == "ring bell"]
     fits, refused, differs = (
         LookAhead(LocalWorlds(Told(text), 2), horizon=2, weight=0.5).agreements(FAR, plans, Work())[0]
@@ -167,6 +174,19 @@ def test_arms_are_compared_over_the_same_games_and_a_kill_loses_one(
     assert "look-ahead-3 - retrieval" in report
     with pytest.raises(InputError, match="model_sha256 must be 'm'"):
         measure(agent, arms, world, SETTINGS, {"model_sha256": "other"}, tmp_path)
+
+
+def test_a_game_that_ends_below_zero_is_lost() -> None:
+    def play(score: int) -> dict[str, Any]:
+        return {"score": score, "success": score == 100, "refused": 0, "actions": ["wave"], "work": asdict(Work(1))}
+
+    plays = [
+        {"task": "toy", "retrieval": play(was), "ordered": play(now)} for was, now in ((-100, 0), (-100, 100), (50, 50))
+    ]
+    results = make_results(plays, ["retrieval", "ordered"], {})
+    assert results["arms"]["retrieval"]["lost"]["mean"] == pytest.approx(100 * 2 / 3)
+    assert results["differences"][0]["lost"]["mean"] == pytest.approx(-100 * 2 / 3)
+    assert results["differences"][0]["score"]["mean"] == pytest.approx(100 / 3)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from loopwm.pixel.dynamics import Depth
-from loopwm.pixel.storm.images import IMAGES, SmallImages, StridedImages, as_pixels
+from loopwm.pixel.dynamics import Depth, as_pixels
+from loopwm.pixel.storm.images import IMAGES, SmallImages, StridedImages
 from loopwm.pixel.storm.model import Storm, StormConfig, kl_divergence, log_probabilities, sample_latents
 from loopwm.pixel.storm.system import StormObjective, StormSampling, StormState, StormSystem, StormWorld
 from loopwm.pixel.system import FrameBatch, make_system

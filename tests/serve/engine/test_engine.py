@@ -18,6 +18,7 @@ from serve.engine.prefix_cache import BLOCK, PrefixCache
 from serve.engine.requests import Finish, Request, WorkItem
 from serve.engine.sampling import SamplingParams
 from tests.fixtures.engine import DEPTH, NEVER, Collector, Model, alone, counted, fail, random_prompt, run
+from tests.fixtures.service import wait_until
 
 
 def test_tokens_are_those_of_the_model_without_any_cache(tiny_model, requests):
@@ -110,7 +111,7 @@ def test_a_row_that_cannot_join_is_alone_with_it(tiny_model, requests, monkeypat
     with Engine(tiny_model, NEVER) as engine:
         for collector in heard:
             engine.submit([collector.request])
-        assert all(collector.over.wait(30) for collector in heard)
+        assert all(wait_until(collector.over.is_set) for collector in heard)
     assert [isinstance(collector.last.error, MemoryError) for collector in heard] == [False, True, False]
 
 
@@ -132,7 +133,7 @@ def test_what_has_begun_has_its_memory_before_others_begin(tiny_model, monkeypat
     with Engine(tiny_model, NEVER, Limits(cache_bytes=allocated_bytes() + 500 * token)) as engine:
         for collector in heard:
             engine.submit([collector.request])
-        assert all(collector.over.wait(60) for collector in heard)
+        assert all(wait_until(collector.over.is_set) for collector in heard)
     assert begun == [0, 1]
 
 
@@ -173,7 +174,7 @@ def test_choices_of_one_prompt_run_and_keep_it_once(tiny_model, monkeypatch):
     with Engine(tiny_model, NEVER) as engine:
         sizes = counted(tiny_model, monkeypatch)
         engine.submit([collector.request for collector in heard])
-        assert all(collector.over.wait(30) for collector in heard)
+        assert all(wait_until(collector.over.is_set) for collector in heard)
     assert [collector.tokens for collector in heard] == expected
     assert sizes == [199, 3, 3, 3, 3]
 
@@ -197,7 +198,7 @@ def test_drafts_change_passes_and_not_tokens(tiny_model, monkeypatch, temperatur
     monkeypatch.setattr(type(tiny_model.model), "forward", lambda *a, **k: passes.append(a) or forward(*a, **k))
     with Engine(tiny_model, NEVER) as engine:
         engine.submit([collector.request for collector in heard])
-        assert all(collector.over.wait(30) for collector in heard)
+        assert all(wait_until(collector.over.is_set) for collector in heard)
     for one, other in zip(heard, expected, strict=True):
         assert one.tokens == other.tokens
         assert one.loops == other.loops

@@ -19,7 +19,7 @@ from serve.engine.engine import DeadlineError, Engine, EngineStoppedError, Limit
 from serve.engine.forward import ModelRunner, score
 from serve.engine.requests import Request, RequestContext, WorkItem
 from serve.engine.sampling import SamplingParams
-from tests.fixtures.engine import DEPTH, NEVER, Collector, alone, counted, fail, random_prompt
+from tests.fixtures.engine import DEPTH, NEVER, Collector, Starter, alone, counted, fail, random_prompt
 from tests.fixtures.service import wait_until
 
 
@@ -32,7 +32,7 @@ def test_a_full_queue_refuses_new_callers_and_nothing_of_those_who_are_in(tiny_m
         heard = [Collector(requests[0]) for _ in range(5)]
         for collector in heard:
             engine.submit([replace(collector.request, ctx=one)])
-        assert all(collector.over.wait(30) for collector in heard)
+        assert all(wait_until(collector.over.is_set) for collector in heard)
         assert all(len(collector.tokens) == requests[0].params.max_tokens for collector in heard)
         engine.release(two)
         engine.release(engine.admit())
@@ -60,7 +60,7 @@ def test_batch_full_of_one_keys_rows_takes_another_key(tiny_model):
         others = [Collector(Request(random_prompt(9, seed), short, DEPTH)) for seed in range(9, 12)]
         for other in others:
             engine.submit([replace(other.request, ctx=engine.admit("other"))])
-        assert all(other.over.wait(30) for other in others)
+        assert all(wait_until(other.over.is_set) for other in others)
         assert not any(hog.over.is_set() for hog in hogs)
         assert not any(hog.tokens for hog in hogs[2:])  # they wait for the key's own rows
         assert engine.load[0] <= 4
@@ -80,7 +80,7 @@ def test_engine_that_makes_no_progress_is_noticed(tiny_model, monkeypatch):
     blocked = threading.Event()
 
     def block():
-        blocked.wait(30)
+        wait_until(blocked.is_set)
         yield Sum("block", 0, [])
 
     with Engine(tiny_model, NEVER) as engine:
@@ -101,7 +101,7 @@ def test_who_is_past_the_deadline_hears_so_wherever_it_is(tiny_model, requests):
         assert wait_until(lambda: bool(running.tokens))
         for ctx in contexts:
             ctx.deadline = time.monotonic()
-        assert all(collector.over.wait(30) for collector in (running, waiting, after))
+        assert all(wait_until(collector.over.is_set) for collector in (running, waiting, after))
     assert isinstance(running.last.error, DeadlineError)
     assert isinstance(waiting.last.error, DeadlineError)
     assert running.tokens
@@ -113,8 +113,14 @@ def test_a_key_with_little_work_does_not_wait_for_one_with_much(tiny_model):
     """A hundred long prompts of one key are in before one of another."""
     order: list[str] = []
     prompts = [random_prompt(300, seed) for seed in range(20)]
+    queued, over = threading.Event(), threading.Event()
+
+    def block():
+        wait_until(queued.is_set)
+        yield Sum("block", 0, [])
+
     with Engine(tiny_model, NEVER, Limits(max_batch=2)) as engine:
-        over = threading.Event()
+        engine.add(WorkItem(steps=block()))
         for i, prompt in enumerate([*prompts, random_prompt(300, 99)]):
             name = "much" if i < len(prompts) else "little"
             work = score(engine.runner, prompt, DEPTH, 1)
@@ -125,7 +131,8 @@ def test_a_key_with_little_work_does_not_wait_for_one_with_much(tiny_model):
                     over.set()
 
             engine.add(WorkItem(steps=work, deliver=deliver, ctx=RequestContext(name)))
-        assert over.wait(60)
+        queued.set()
+        assert wait_until(over.is_set)
     assert order.index("little") <= 4
 
 
@@ -135,7 +142,7 @@ def test_keys_share_the_engine_by_tokens_not_by_forwards(tiny_model):
     queued, over = threading.Event(), threading.Event()
 
     def block():
-        queued.wait(30)
+        wait_until(queued.is_set)
         yield Sum("block", 0, [])
 
     with Engine(tiny_model, NEVER) as engine:
@@ -152,7 +159,7 @@ def test_keys_share_the_engine_by_tokens_not_by_forwards(tiny_model):
                 work = score(engine.runner, random_prompt(length, seed), DEPTH, 1)
                 engine.add(WorkItem(steps=work, deliver=deliver, ctx=ctx))
         queued.set()
-        assert over.wait(60)
+        assert wait_until(over.is_set)
     sixth = [i for i, name in enumerate(order) if name == "long"][5]
     assert order[:sixth].count("short") >= 30
 
@@ -161,16 +168,13 @@ def test_rows_go_on_beside_a_long_prompt(tiny_model, monkeypatch):
     """Between two tokens of a row there are never more tokens of others than the budget."""
     sizes = counted(tiny_model, monkeypatch)
     with Engine(tiny_model, NEVER, Limits(prefill_tokens_with_decodes=32)) as engine:
-        row, long = (
-            Collector(Request((9, 9), SamplingParams(max_tokens=60), DEPTH)),
-            Collector(Request(random_prompt(1000, 1), SamplingParams(max_tokens=1), DEPTH)),
+        long = Collector(Request(random_prompt(1000, 1), SamplingParams(max_tokens=1), DEPTH))
+        row = Starter(
+            Request((9, 9), SamplingParams(max_tokens=60), DEPTH), start=lambda: engine.submit([long.request])
         )
         engine.submit([row.request])
-        while not row.tokens:
-            time.sleep(0.001)
-        engine.submit([long.request])
-        assert row.over.wait(60)
-        assert long.over.wait(60)
+        assert wait_until(row.over.is_set)
+        assert wait_until(long.over.is_set)
     assert sum(sizes) >= 1059
     assert max(sizes) == 32
 
@@ -187,7 +191,7 @@ def test_an_item_runs_one_forward_between_two_tokens(tiny_model):
     with Engine(tiny_model, NEVER) as engine:
         engine.submit([row.request])
         engine.add(WorkItem(steps=small_forwards()))
-        assert row.over.wait(60)
+        assert wait_until(row.over.is_set)
     assert all(later > earlier for earlier, later in itertools.pairwise(tokens))
 
 
@@ -196,7 +200,7 @@ def test_an_idle_engine_forgets_what_keys_have_used(tiny_model, requests, monkey
     collector = Collector(requests[0])
     with Engine(tiny_model, NEVER) as engine:
         engine.submit([collector.request])
-        assert collector.over.wait(30)
+        assert wait_until(collector.over.is_set)
         assert wait_until(lambda: not engine._scheduler._scheduled_tokens)
 
 
@@ -204,23 +208,21 @@ def test_many_who_wait_get_as_much_as_the_few_who_decode(tiny_model, monkeypatch
     """Twice the tokens between two of theirs where two wait for each; never more than where nobody decodes."""
     sizes = counted(tiny_model, monkeypatch)
     with Engine(tiny_model, NEVER, Limits(prefill_tokens_with_decodes=32, max_num_batched_tokens=80)) as engine:
-        row = Collector(Request((9, 9), SamplingParams(max_tokens=90), DEPTH))
-        engine.submit([row.request])
-        while not row.tokens:
-            time.sleep(0.001)
         prompts = [
             Collector(Request(random_prompt(1000, seed), SamplingParams(max_tokens=1), DEPTH)) for seed in range(4)
         ]
-        with engine._changed:
-            for one in prompts[:2]:
-                engine.submit([one.request])
-        assert all(one.over.wait(60) for one in prompts[:2])
+        row = Starter(
+            Request((9, 9), SamplingParams(max_tokens=90), DEPTH),
+            start=lambda: [engine.submit([one.request]) for one in prompts[:2]],
+        )
+        engine.submit([row.request])
+        assert all(wait_until(one.over.is_set) for one in prompts[:2])
         assert 32 < max(sizes) <= 64
         assert 64 in sizes
         with engine._changed:
             for one in prompts:
                 engine.submit([one.request])
-        assert all(one.over.wait(60) for one in prompts)
+        assert all(wait_until(one.over.is_set) for one in prompts)
         assert max(sizes) == 80
         row.request.cancelled = True
 
@@ -237,11 +239,11 @@ def test_afailing_batch_reaches_its_requests_and_the_engine_goes_on(
             patch.setattr(type(tiny_model.model), "forward", fail)
             broken = Collector(request)
             engine.submit([broken.request])
-            assert broken.over.wait(30)
+            assert wait_until(broken.over.is_set)
         assert isinstance(broken.last.error, MemoryError)
         healthy = Collector(requests[0])
         engine.submit([healthy.request])
-        assert healthy.over.wait(30)
+        assert wait_until(healthy.over.is_set)
         assert healthy.tokens == alone(tiny_model, requests[0]).tokens
 
 
@@ -280,7 +282,7 @@ def test_work_of_one_key_takes_its_passes_together_and_nobody_gets_anothers_erro
     blocked, results, over = threading.Event(), [], threading.Event()
 
     def block():
-        blocked.wait(30)
+        wait_until(blocked.is_set)
         yield Sum("block", 0, [])
 
     def work(key: str, *numbers: int):
@@ -302,7 +304,7 @@ def test_work_of_one_key_takes_its_passes_together_and_nobody_gets_anothers_erro
         cancelled.cancelled = True
         engine.add(cancelled)
         blocked.set()
-        assert over.wait(30)
+        assert wait_until(over.is_set)
     assert sorted(taken) == [1, 1, 1, 1, 2, 2]  # those of c once more, each by itself
     assert sorted(result for result in results if isinstance(result, tuple)) == [
         ("a", [4, 20]),
@@ -333,9 +335,5 @@ def test_an_idle_engine_gives_memory_back(tiny_model, requests, monkeypatch):
     over = threading.Event()
     with Engine(tiny_model, NEVER) as engine:
         engine.add(WorkItem(steps=hold(), deliver=lambda result: (kept.append(result), over.set())))
-        assert over.wait(30)
-        for _ in range(200):
-            if resident() < held_mib[0] - 200:
-                break
-            time.sleep(0.05)
-        assert resident() < held_mib[0] - 200
+        assert wait_until(over.is_set)
+        assert wait_until(lambda: resident() < held_mib[0] - 200)

@@ -77,7 +77,7 @@ def test_tokens_count_when_they_are_read_and_written(service, tokenizer):
 
 
 def authorized(service: httpx.Client, key: str) -> httpx.Client:
-    return httpx.Client(base_url=service.base_url, headers=bearer(key), timeout=60, trust_env=False)
+    return httpx.Client(base_url=service.base_url, headers=bearer(key), timeout=None, trust_env=False)
 
 
 def test_worlds_cost_the_tokens_that_are_read_and_decoded(serving, tiny_model, monkeypatch):

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import gzip
 import json
+import threading
 from itertools import islice
 from pathlib import Path
 
 import httpx
 import pytest
+import torch
 
 from loopwm.records.files import PACKAGED
-from loopwm.records.template import window_context
+from loopwm.records.template import Context, render_prompt, window_context
+from loopwm.text import decoding
 from loopwm.text.world import WorldModel
 from loopwm.worlds.local import LocalWorlds
+from serve.engine.engine import Engine
+from serve.engine.requests import Request
 from serve.generation import streams
-from tests.fixtures.service import Serving
-from tests.serve.http.test_http import events
+from tests.fixtures.service import Serving, wait_until
+from tests.serve.http.test_http import events, post_without_reading
+from tests.serve.worlds.test_worlds import GOAL, SEEN
 
 SUITE = Path(__file__).parents[3] / "eval/suites/alfworld-dev.jsonl.gz"
 WINDOWS = 24
@@ -77,6 +83,84 @@ def test_served_texts_are_the_librarys_whole_and_streamed(client, shipped, asked
     assert held > WINDOWS / 2
 
 
+def test_likelier_second_text_too_long_is_not_chosen(client, shipped, asked):
+    whole, greedy = imagined(LocalWorlds(shipped), asked), imagined(LocalWorlds(shipped, greedy=True), asked)
+    place = next(place for place, step in enumerate(whole) if step != greedy[place])
+    context, action = asked[place]
+
+    def served(**fields):
+        body = {"actions": [action], "logprobs": True, **fields}
+        (step,) = client.post(f"/v1/worlds/{create(client, context)}/step", json=body).json()["steps"]
+        return step
+
+    room = len(served()["tokens"])
+    for most, finish in ((room, "length"), (room + 1, "stop")):  # the end mark is a token, too
+        (cut,) = imagined(LocalWorlds(shipped, max_new_tokens=most), [asked[place]])
+        step = served(max_tokens=most)
+        assert (step["observation"], step["finish_reason"]) == (cut.observation, cut.finish)
+        assert cut.finish == finish
+
+
+def test_stream_sure_words_come_before_the_text_ends(client, asked, monkeypatch):
+    """Nothing is held back for a second text up to the first place where one may begin."""
+    received, in_time, delivery = threading.Event(), [], streams._delivery
+
+    def late_end(*args):
+        deliver = delivery(*args)
+
+        def hold(event):
+            if event.finish is not None:
+                in_time.append(wait_until(received.is_set))
+            deliver(event)
+
+        return hold
+
+    monkeypatch.setattr(streams, "_delivery", late_end)
+    monkeypatch.setattr("serve.engine.batch.MOST_DRAFTED", 0)  # a text that was decoded before comes in one step
+    context, action = asked[0]
+    body = {"actions": [action], "stream": True}
+    with client.stream("POST", f"/v1/worlds/{create(client, context)}/step", json=body) as response:
+        for line in response.iter_lines():
+            if '"observation"' in line:
+                received.set()
+    assert in_time[0]
+
+
+@pytest.fixture
+def unsure(monkeypatch) -> None:
+    """Follow any second choice: random weights are sure of nothing."""
+    for module in (decoding, streams):
+        monkeypatch.setattr(module, "UNLIKELY", 1e-9)
+
+
+def test_likelier_end_as_second_choice_ends_the_text(serving, library, unsure):
+    prompt = render_prompt(Context(GOAL, SEEN), ["wait"], library.slots)
+    with torch.inference_mode():
+        logits = library.model(torch.tensor([library._ids(prompt)]), depth=library.model.config.default_depth).logits
+    second = logits[0, -1].softmax(-1).topk(2)
+    with serving(library.model, end_token=int(second.indices[1])) as client:
+        name = create(client, Context(GOAL, SEEN))
+        body = {"actions": ["wait"], "max_tokens": 9}
+        (step,) = client.post(f"/v1/worlds/{name}/step", json=body).json()["steps"]
+    assert (step["observation"], step["finish_reason"]) == ("", "stop")
+    assert step["trust"] == pytest.approx(second.values[1].item(), rel=1e-3)
+
+
+def test_likelier_second_text_ends_with_its_client(worlds_client, unsure, monkeypatch):
+    submitted: list[Request] = []
+    submit = Engine.submit
+
+    def record(engine, requests):
+        submitted.extend(requests)
+        submit(engine, requests)
+
+    monkeypatch.setattr(Engine, "submit", record)
+    path = f"/v1/worlds/{create(worlds_client, Context(GOAL, SEEN))}/step"
+    with post_without_reading(worlds_client, path, {"actions": ["wait"], "max_tokens": 400}):
+        assert wait_until(lambda: len(submitted) == 2)
+    assert wait_until(lambda: submitted[1].cancelled)
+
+
 def test_sampling_and_completions_are_left_alone(client, shipped, asked, monkeypatch):
     """Nothing departs where the client asks for samples, or for the completion of a prompt."""
     monkeypatch.setattr(streams, "departure", lambda *_: pytest.fail("a second text was looked for"))
@@ -86,3 +170,30 @@ def test_sampling_and_completions_are_left_alone(client, shipped, asked, monkeyp
     assert client.post(f"/v1/worlds/{name}/step", json=body).json()["steps"][0]["finish_reason"] == "stop"
     completion = {"model": "tiny", "prompt": "open the door", "max_tokens": 5}
     assert client.post("/v1/completions", json=completion).json()["usage"]["completion_tokens"] > 0
+
+
+def test_a_real_step_tells_what_was_imagined_for_it(client, asked):
+    context, action = asked[0]
+    name = create(client, context)
+    (alone,) = client.post(f"/v1/worlds/{name}/actions", json={"candidates": [action]}).json()["data"]
+    client.post(f"/v1/worlds/{name}/step", json={"actions": ["inventory", "look"]})  # dropped, and not imagined from
+    body = {"action": action, "observation": "Nothing happens.\nYou wait.", "check": True}
+    found = client.post(f"/v1/worlds/{name}/observe", json=body).json()
+    assert found["imagined_steps"] == 0
+    check = found["check"]
+    assert (check["observation"], check["trust"]) == (alone["observation"], pytest.approx(alone["trust"], rel=1e-3))
+    assert not check["exact"]
+    assert check["missing"] == ["Nothing happens.", "You wait."]
+    assert check["wrong"] == alone["observation"].splitlines()
+    (again,) = client.post(f"/v1/worlds/{name}/actions", json={"candidates": ["look"]}).json()["data"]
+    right = {"op": "observe", "world": name, "action": "look", "observation": again["observation"], "check": True}
+    (answer,) = client.post("/v1/worlds:batch", json={"requests": [right]}).json()["data"]
+    assert answer["body"]["check"] == {
+        "observation": again["observation"],
+        "exact": True,
+        "missing": [],
+        "wrong": [],
+        "trust": pytest.approx(again["trust"], rel=1e-3),
+    }
+    plain = client.post(f"/v1/worlds/{name}/observe", json={"action": "wait", "observation": "x"})
+    assert plain.json()["check"] is None

@@ -349,7 +349,7 @@ def test_observations_cut_the_oldest_steps_as_a_new_world_would(client, library)
     assert told["steps_cut"] > 0
     assert told["tokens"] <= 2048
     again = client.post("/v1/worlds", json={"model": "tiny", "goal": GOAL, "observation": SEEN, "history": history})
-    assert {**again.json(), "id": 0, "created": 0} == {**told, "id": 0, "created": 0}
+    assert {**again.json(), "id": 0, "created": 0, "check": None} == {**told, "id": 0, "created": 0}
     steps = tuple(Transition(**one) for one in history)
     assert step(client, name, "go")["steps"][0]["observation"] == texts(library, Context(GOAL, SEEN, steps), ["go"])[0]
 
@@ -435,7 +435,7 @@ def test_a_fault_of_the_service_costs_a_batch_one_answer(client, monkeypatch, ca
     async def fault(*_):
         raise RuntimeError("broken")
 
-    monkeypatch.setattr("serve.http.worlds._observe", fault)
+    monkeypatch.setattr("serve.http.worlds.observe", fault)
     name = create(client)
     seen = {"op": "observe", "world": name, "action": "wait", "observation": "Nothing."}
     asked = [{"op": "step", "world": name, "actions": "go", "max_tokens": 4}, seen]

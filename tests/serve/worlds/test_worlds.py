@@ -310,7 +310,7 @@ def test_who_reads_a_world_that_is_changed_meanwhile_brings_nothing_old_back(ser
         kept = await build(self, ctx, log, charged)
         if not charged:
             reading.set()
-            assert await asyncio.to_thread(changed.wait, 30)
+            assert await asyncio.to_thread(wait_until, changed.is_set)
         return kept
 
     monkeypatch.setattr(Sessions, "__init__", noted)
@@ -320,7 +320,7 @@ def test_who_reads_a_world_that_is_changed_meanwhile_brings_nothing_old_back(ser
         step(client, name, "wait")
         made[0]._cache.drop(name)
         plan = pool.submit(client.post, f"/v1/worlds/{name}/plan", json={"candidates": [["wait"]], "decode": False})
-        assert reading.wait(30)
+        assert wait_until(reading.is_set)
         seen = {"action": "open pot", "observation": "It is open."}
         assert client.post(f"/v1/worlds/{name}/observe", json=seen).status_code == 200
         changed.set()
