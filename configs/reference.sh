@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Trains the checkpoint that is to ship, from the episodes packed with the project, on a plateau of the learning rate of
-# 20,000 steps, or until it is stopped. Run it again to resume. PROCESSES: 1 (the default), 2 or 4.
+# Trains the checkpoint that ships from the episodes packed with the project, on a GPU if there is one, or else on a
+# plateau of the learning rate of 20,000 steps of a CPU, or until it is stopped. Run it again to resume. PROCESSES: 1 (the
+# default), 2 or 4.
 #
 #   bash configs/reference.sh RUN [section.key=value ..]     RUN: the run's folder; beside it reference-data
 #
@@ -27,9 +28,14 @@ shards names --rename 0.9 --seed 31 --skip-contradictions --episodes $(find "${n
 # Inclined planes once more, whose readings are what is learnt last.
 shards readings --rename 0.2 --seed 7 --skip-contradictions --episodes "$data"/episodes/scienceworld-{gold,noisy-expert,fork}/inclined-plane-*
 
+cpu=()
+nvidia-smi > /dev/null 2>&1 || cpu=("batch={rows: 8, tokens: 4096, micro_batches: 4}" depth.sampling=per_sequence
+  depth.ramp_start=500 depth.ramp_steps=500 run.steps=20000 optimizer.decay_share=0 optimizer.average=0.995
+  run.log_every=20 run.eval_every=200 run.save_every=80 run.eval_batches=40)
+
 # Products of as many shapes as come up stay compiled. Large pages, where the kernel has them: training clears memory all
 # the time.
 export ONEDNN_PRIMITIVE_CACHE_CAPACITY=${ONEDNN_PRIMITIVE_CACHE_CAPACITY:-16384}
 GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1} "$python" -m torch.distributed.run --standalone \
   --nproc_per_node "${PROCESSES:-1}" -m loopwm.training \
-  --config configs/reference.yaml --out "$run" "data.train=[$data/train,$data/readings,$data/names]" "data.folder_weights={$data/names: 2}" "data.dev=[$data/dev]" "$@"
+  --config configs/reference.yaml --out "$run" "data.train=[$data/train,$data/readings,$data/names]" "data.folder_weights={$data/names: 2}" "data.dev=[$data/dev]" "${cpu[@]}" "$@"

@@ -313,13 +313,17 @@ class Weights:
     """Counts of the shipped weights."""
 
     def __init__(self, folder: Path) -> None:
-        self.file = folder / "model.safetensors"
+        self._folder = folder
+        self.files = sorted(folder.glob("*.safetensors"))
 
     @cached_property
     def _sizes(self) -> dict[str, int]:
-        with self.file.open("rb") as file:
-            header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
-        return {name: int(np.prod(t["shape"])) for name, t in header.items() if name != "__metadata__"}
+        sizes: dict[str, int] = {}
+        for path in self.files:
+            with path.open("rb") as file:
+                header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+            sizes |= {name: int(np.prod(t["shape"])) for name, t in header.items() if name != "__metadata__"}
+        return sizes
 
     @property
     def parameters(self) -> int:
@@ -337,11 +341,11 @@ class Weights:
 
     @property
     def mebibytes(self) -> float:
-        return self.file.stat().st_size / 2**20
+        return sum(path.stat().st_size for path in self.files) / 2**20
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        config: dict[str, Any] = read_json(self.file.parent / "config.json")
+        config: dict[str, Any] = read_json(self._folder / "config.json")
         return config
 
 

@@ -113,7 +113,11 @@ def test_worlds_lie_where_image_and_unit_may_write():
 def test_the_packaged_checkpoint_and_the_starts_are_part_of_the_package():
     data = PROJECT["tool"]["setuptools"]["package-data"]
     assert PACKAGED == ROOT / "loopwm/pretrained"
-    for name in ("pretrained/model.safetensors", "pretrained/config.json", "worlds/data/scienceworld.jsonl.gz"):
+    for name in (
+        "pretrained/model-00001-of-00002.safetensors",
+        "pretrained/config.json",
+        "worlds/data/scienceworld.jsonl.gz",
+    ):
         assert (ROOT / "loopwm" / name).exists()
         assert any(fnmatch(name, pattern) for pattern in data["loopwm"])
 

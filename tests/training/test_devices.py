@@ -24,7 +24,7 @@ from loopwm.training import __main__ as training
 from serve.start import main as serve
 
 CONFIGS = ("configs/text-small.yaml", "configs/reference.yaml")
-MILLIONS = {"tiny": 0.44, "mini": 4.5, "reference": 4.2, "small": 11.1, "base": 28.5, "large": 160, "1b": 984}
+MILLIONS = {"tiny": 0.44, "mini": 4.5, "reference": 6.9, "small": 11.1, "base": 28.5, "large": 160, "1b": 984}
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 
 

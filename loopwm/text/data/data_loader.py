@@ -302,17 +302,23 @@ class BatchStream:
         rows = sorted(rows, key=lambda planned: planned.tokens, reverse=True)
         cut = [planned.cut(horizon) for planned in rows]
         costs = [cost(i, row) for i, row in enumerate(cut)] if cost else [1.0] * len(cut)
-        parts = [
-            self._micro_batches([cut[i] for i in ids], ids, groups // processes)
-            for ids in deal(costs, processes, 0 if self.batch.packed else groups // processes)
-        ]
+        if self.batch.packed:
+            parts = [self._packed([cut[i] for i in ids], groups // processes) for ids in deal(costs, processes, 0)]
+        else:
+            # By the lengths of whole rows, so that the curriculum of horizons moves no row to another batch.
+            widths = row_widths([planned.row for planned in rows], self.layout)
+            dealt = deal(costs, processes, groups // processes)
+            parts = [
+                [
+                    TreeBatch.collate([cut[i] for i in ids[a:b]], ids[a:b], self.pad_id, self.layout)
+                    for a, b in partition(widths[ids], groups // processes)
+                ]
+                for ids in dealt
+            ]
         return [batch for batches in zip(*parts, strict=True) for batch in batches]  # interleaved over the processes
 
-    def _micro_batches(self, rows: Sequence[TreeRow], ids: Sequence[int], groups: int) -> list[TreeBatch]:
-        """Collate the rows of a process, the longest first, to `groups` batches."""
-        if not self.batch.packed:
-            cuts = partition(row_widths(rows, self.layout), groups)
-            return [TreeBatch.collate(rows[a:b], ids[a:b], self.pad_id, self.layout) for a, b in cuts]
+    def _packed(self, rows: Sequence[TreeRow], groups: int) -> list[TreeBatch]:
+        """Collate rows, the longest first, to `groups` batches of lines that are about equally full."""
         lines = math.ceil(self.batch.tokens / self.batch.micro_batches / self.batch.packed)
         dealt = deal([len(row) for row in rows], groups * lines, 0)
         joined = [join([rows[i] for i in line]) for line in dealt]

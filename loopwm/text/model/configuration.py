@@ -187,7 +187,7 @@ def _preset(dim: int, head_dim: int, layers: tuple[int, int, int], mu_rec: int) 
 PRESETS: dict[str, dict[str, int | float]] = {
     "tiny": _preset(64, 32, (1, 1, 1), 2),
     "mini": _preset(256, 64, (1, 2, 1), 4),
-    "reference": _preset(256, 64, (1, 2, 1), 2) | {"num_key_value_heads": 1, "mu_rec": 1.6},
+    "reference": _preset(256, 64, (2, 4, 2), 2) | {"num_key_value_heads": 1, "mu_rec": 1.6},
     "small": _preset(384, 64, (1, 3, 1), 4),
     "base": _preset(512, 64, (2, 4, 2), 4),
     "large": _preset(1024, 64, (3, 6, 3), 6),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -232,7 +233,8 @@ def state_words_loss(name: str, logits: Sequence[Tensor], bags: Sequence[WordBag
     it. Ours, not LoopWM's. Diagnostics: look_loss or inventory_loss, of a step.
     """
     terms = [bag_of_words_loss(x, bag.tokens, bag.weight) for x, bag in zip(logits, bags, strict=True)]
-    return sum(loss for loss, _ in terms), {f"{name}_loss": sum(numbers["bag_loss"] for _, numbers in terms)}
+    loss, numbers = reduce(_added, terms)
+    return loss, {f"{name}_loss": numbers["bag_loss"]}
 
 
 @torch.no_grad()

@@ -165,7 +165,7 @@ def test_latents_are_asked_for_the_words_of_the_state(config_file):
     assert "look_loss" not in without
     tokenizer = load_tokenizer()
     look, inventory = batch.trunk_steps.state
-    assert {tokenizer.decode(text).rstrip("<|pad|>") for text in inventory.tokens} == {"an orange"}
+    assert {tokenizer.decode(text).split("<|pad|>")[0] for text in inventory.tokens} == {"an orange"}
     rooms = [tokenizer.decode(text).split("called the ")[1].split(".")[0] for text in look.tokens]
     assert set(rooms) == {"hall", "kitchen"}
     heaviest = [weight.max().item() for weight in look.weight]
