@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -203,11 +203,8 @@ def _play_in_worker(plan: CollectionPlan, out: Path, solutions: Path | None, chu
 
 def write_manifest(plan: CollectionPlan, out: Path) -> None:
     """Write the folder's content, and versions of simulator and code."""
-    environment = make_environment(plan.env)
-    try:
+    with closing(make_environment(plan.env)) as environment:
         simulator = environment.version()
-    finally:
-        environment.close()
     chunks = load_or_make_chunks(plan, out)
     done = [chunk for chunk in chunks if (out / chunk.file_name).exists()]
     lines = [line for chunk in done for _, line in read_lines(out / chunk.file_name)]

@@ -7,6 +7,7 @@ with others refuses the folder.
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
@@ -106,10 +107,7 @@ def load_or_make_chunks(plan: CollectionPlan, out: Path) -> list[Chunk]:
             if saved[name] != value:
                 raise InputError(f"{path}: {name}: must be {saved[name]!r} as in the folder, got {value!r}")
         return [Chunk(c["task"], c["first"], tuple(c["variations"])) for c in document["chunks"]]
-    environment = make_environment(plan.env)
-    try:
+    with closing(make_environment(plan.env)) as environment:
         chunks = plan_chunks(plan, environment)
-    finally:
-        environment.close()
     write_json(path, {"order": wanted, "chunks": [asdict(c) for c in chunks]})
     return chunks

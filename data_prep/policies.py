@@ -67,20 +67,8 @@ LEFT_OUT = (1, 1, 1, 2, 3)
 """Numbers of steps left out before a stretch."""
 
 CHANGING = (
-    "activate",
-    "clean",
-    "close",
-    "cool",
-    "deactivate",
-    "heat",
-    "mix",
-    "move",
-    "open",
-    "pick",
-    "pour",
-    "put",
-    "take",
-)
+    "activate", "clean", "close", "cool", "deactivate", "heat", "mix", "move", "open", "pick", "pour", "put", "take",
+)  # fmt: skip
 """Verbs that change what a look or an inventory shows."""
 
 CHANGES = (1, 1, 2, 3)

@@ -32,7 +32,7 @@ from data_prep.environments import declared
 from data_prep.environments.base import Need, TextFacts
 from data_prep.renaming import RenamingError, rename_episode
 from loopwm.records import template as text_format
-from loopwm.records.episodes import Episode, Resets, format_episode, parse_episode, read_episodes
+from loopwm.records.episodes import Episode, format_episode, parse_episode, read_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.files import line_files, sha256, writing
 from loopwm.records.shards import META_FIELDS, PARTS, EpisodeArrays, check_shards, write_shards
@@ -216,16 +216,20 @@ def consistent_episodes(files: list[Path], skipped: list[str] | None) -> Iterato
 
     skipped: receives a line for each of these; None: raise InputError instead.
     """
-    resets = Resets()
+    starts: dict[tuple[str, str, int | str], tuple[str, str]] = {}
     for path in files:
         for number, episode in enumerate(read_episodes(path), start=1):
-            problem = resets.contradiction(episode)
-            if problem is None:
+            start = episode.goal, episode.steps[0].observation
+            first = starts.setdefault((episode.env, episode.task, episode.variation), start)
+            if start == first:
                 yield episode
-            elif skipped is None:
-                raise InputError(f"{path}: line {number}: {problem}")
-            else:
-                skipped.append(f"{path}: line {number}: {problem}")
+                continue
+            field = "goal" if start[0] != first[0] else "steps[0].observation"
+            game = f"{episode.task}, variation {episode.variation}"
+            problem = f"{path}: line {number}: {field}: {game}, began otherwise in an earlier episode"
+            if skipped is None:
+                raise InputError(problem)
+            skipped.append(problem)
 
 
 def tokenize_files(

@@ -97,10 +97,8 @@ class WorldTools:
 
     def actions(self, world: str, candidates: list[str]) -> list[ImaginedStep]:
         """Imagine each candidate alone, to choose between them. The world does not change."""
-        return [
-            _imagined(step)
-            for step in self._call("POST", f"worlds/{world}/actions", {"candidates": candidates})["data"]
-        ]
+        reply = self._call("POST", f"worlds/{world}/actions", {"candidates": candidates})
+        return [_imagined(step) for step in reply["data"]]
 
     def compare(self, world: str, first: list[str], second: list[str]) -> Comparison:
         """Imagine two plans, and return only what differs in their last observations. The world does not change."""
@@ -126,8 +124,6 @@ class WorldTools:
 
     def _alternatives(self, world: str, plans: Sequence[Sequence[str]]) -> list[list[Json]]:
         """Imagine each plan in a fork of its own, and return its steps; only the last has an observation."""
-        if not plans:
-            raise ToolError("candidates: must not be empty")
         forks = self._forks(world, len(plans))
         try:
             steps = zip(forks, plans, strict=True)

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -179,8 +180,10 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         start = _start(args)
         with connected(args) as client:
-            game = Game(client, start, _write, input)
-            _show(start)
+            game = Game(client, start, partial(print, end="", flush=True), input)
+            print(start["goal"], start["observation"], sep="\n\n")  # validated by the service
+            for step in start.get("history") or ():
+                print(f"> {step['action']}", step["observation"], sep="\n")
             play(game)
     except (PlayError, WorldError, InputError, EOFError) as error:
         print(f"error: {str(error) or 'the input ended within a text'}", file=sys.stderr)
@@ -208,10 +211,6 @@ def play(game: Game) -> None:
             print(f"error: {error}")
 
 
-def _write(text: str) -> None:
-    print(text, end="", flush=True)
-
-
 def _start(args: argparse.Namespace) -> Json:
     if args.world is not None:
         return _object(args.world)
@@ -220,13 +219,6 @@ def _start(args: argparse.Namespace) -> Json:
     if name not in examples:
         raise PlayError(f"--example: must be one of {', '.join(examples)}, got {name!r}")
     return examples[name]
-
-
-def _show(start: Json) -> None:
-    """Print the context, which the service has validated."""
-    print(start["goal"], start["observation"], sep="\n\n")
-    for step in start.get("history") or ():
-        print(f"> {step['action']}", step["observation"], sep="\n")
 
 
 def _object(path: Path) -> Json:

@@ -19,14 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     play.add_argument("--episodes", type=positive, default=100, help="default: %(default)s")
     play.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     play.add_argument("--out", type=Path, required=True, help="file of results")
-    play.set_defaults(work=_play)
 
 
 def run(args: argparse.Namespace) -> None:
-    args.work(args)
-
-
-def _play(args: argparse.Namespace) -> None:
     from eval.pixels.playing import evaluate  # imported late: torch takes seconds to import, and `--help` needs none
 
     results = evaluate(args.folder, args.episodes, args.seed)

@@ -74,12 +74,9 @@ _Rule = TypeVar("_Rule", bound=type)
 
 
 def exit_rule(name: str) -> Callable[[_Rule], _Rule]:
-    """Register a frozen dataclass that implements `ExitRule`. Raises TypeError if a member is missing."""
+    """Register a frozen dataclass that implements `ExitRule`."""
 
     def register(rule: _Rule) -> _Rule:
-        for member in ("needs_gate", "depends_on_batch", "for_pass", "exits"):
-            if not hasattr(rule, member):
-                raise TypeError(f"{rule.__name__}: must have {member}, as every exit rule")
         RULES[name] = rule
         return rule
 
@@ -123,10 +120,13 @@ class Gate(SameInEveryPass):
     needs_gate: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _inside_unit("tau", self.tau)
+        if not 0 < self.tau < 1:
+            raise ValueError(f"tau: must be inside (0, 1), got {self.tau}")
 
     def exits(self, view: LoopView) -> Tensor:
-        return _gates(view)[:, -1] > self.tau
+        if view.gates is None:
+            raise ValueError("depth: the rule needs an exit gate")
+        return view.gates[:, -1] > self.tau
 
 
 @exit_rule("convergence")
@@ -209,14 +209,3 @@ def format_rule(rule: ExitRule) -> int | str:
     if isinstance(rule, Fixed):
         return rule.loops
     return f"{name_of(rule)}:" + ",".join(f"{field.name}={getattr(rule, field.name)!r}" for field in fields(rule))  # type: ignore[arg-type]
-
-
-def _inside_unit(name: str, value: float) -> None:
-    if not 0 < value < 1:
-        raise ValueError(f"{name}: must be inside (0, 1), got {value}")
-
-
-def _gates(view: LoopView) -> Tensor:
-    if view.gates is None:
-        raise ValueError("depth: the rule needs an exit gate")
-    return view.gates

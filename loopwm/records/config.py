@@ -69,8 +69,9 @@ def _build(cls: type, raw: dict[str, Any], prefix: str) -> Any:
     unknown = set(raw) - set(hints)
     if unknown:
         raise InputError(f"{prefix}{min(unknown)}: unknown key; known: {', '.join(sorted(hints))}")
-    missing = _required(cls) - set(raw)
-    if missing:
+    nothing = dataclasses.MISSING
+    required = {f.name for f in dataclasses.fields(cls) if f.default is nothing and f.default_factory is nothing}
+    if missing := required - set(raw):
         raise InputError(f"{prefix}{min(missing)}: missing")
     values = {key: _convert(hints[key], value, prefix + key) for key, value in raw.items()}
     try:
@@ -79,11 +80,6 @@ def _build(cls: type, raw: dict[str, Any], prefix: str) -> Any:
         raise
     except ValueError as error:  # of a section that a system brings along
         raise InputError(f"{prefix}{error}") from error
-
-
-def _required(cls: type) -> set[str]:
-    nothing = dataclasses.MISSING
-    return {f.name for f in dataclasses.fields(cls) if f.default is nothing and f.default_factory is nothing}
 
 
 def _convert(hint: Any, value: Any, name: str) -> Any:

@@ -56,22 +56,6 @@ class Episode:
         return self.hidden_state if step == 0 else self.steps[step].hidden_state
 
 
-class Resets:
-    """First step of every variation. Its episodes all begin alike, unless one contains the steps of another world."""
-
-    def __init__(self) -> None:
-        self._first: dict[tuple[str, str, int | str], tuple[str, str]] = {}
-
-    def contradiction(self, episode: Episode) -> str | None:
-        """Return the difference from an earlier episode of the same variation, None if there is none."""
-        start = episode.goal, episode.steps[0].observation
-        first = self._first.setdefault((episode.env, episode.task, episode.variation), start)
-        if start == first:
-            return None
-        field = "goal" if start[0] != first[0] else "steps[0].observation"
-        return f"{field}: {episode.task}, variation {episode.variation}, began otherwise in an earlier episode"
-
-
 _OPTIONAL_TEXT = (str, type(None))
 _EPISODE_FIELDS: dict[str, tuple[type, ...]] = {
     "env": (str,), "task": (str,), "variation": (int, str), "split": (str,), "policy": (str,), "goal": (str,),

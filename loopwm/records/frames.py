@@ -100,20 +100,17 @@ def _check(name: str, array: NDArray[Any], dtype: Any, shape: tuple[int, ...]) -
 
 def write_episode(path: Path, episode: FrameEpisode) -> None:
     """Write one episode atomically. The bytes depend on the episode only."""
-    with atomic_write(path) as file:
-        np.savez_compressed(file, allow_pickle=False, **_to_arrays(episode))
-
-
-def _to_arrays(episode: FrameEpisode) -> dict[str, NDArray[Any]]:
     space = episode.space
     about = {"format": FORMAT, "env": space.env, "version": space.version, "policy": episode.policy}
-    return {
+    arrays: dict[str, NDArray[Any]] = {
         **{name: np.array(value) for name, value in about.items()},
         "actions": np.array(space.actions),
         "seed": np.array(episode.seed),
         **{name: getattr(episode, name) for name in _ARRAYS},
         **{_EXTRA + name: array for name, array in episode.extras.items()},
     }
+    with atomic_write(path) as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays)
 
 
 def read_episode(path: Path) -> FrameEpisode:

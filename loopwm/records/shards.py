@@ -34,8 +34,8 @@ import io
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -70,24 +70,14 @@ class EpisodeArrays:
     meta: Mapping[str, Any]
 
 
-@dataclass
-class _Shard:
-    """Episodes collected until a shard is full."""
-
-    episodes: list[EpisodeArrays] = field(default_factory=list)
-    tokens: int = 0
-
-    def add(self, episode: EpisodeArrays) -> None:
-        self.episodes.append(episode)
-        self.tokens += len(episode.tokens)
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        arrays = {part: np.concatenate([getattr(e, part) for e in self.episodes]) for part in PARTS}
-        starts = np.cumsum([0] + [len(e.tokens) for e in self.episodes])[:-1]
-        for part in ("spans", "facts"):
-            arrays[part]["start"] += np.repeat(starts, [len(getattr(e, part)) for e in self.episodes])
-        counts = [[len(getattr(e, part)) for part in PARTS[1:]] for e in self.episodes]
-        return arrays | {"offsets": np.cumsum([[0] * len(PARTS[1:]), *counts], axis=0, dtype=np.int64)}
+def _arrays(episodes: Sequence[EpisodeArrays]) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a shard."""
+    arrays = {part: np.concatenate([getattr(e, part) for e in episodes]) for part in PARTS}
+    starts = np.cumsum([0] + [len(e.tokens) for e in episodes])[:-1]
+    for part in ("spans", "facts"):
+        arrays[part]["start"] += np.repeat(starts, [len(getattr(e, part)) for e in episodes])
+    counts = [[len(getattr(e, part)) for part in PARTS[1:]] for e in episodes]
+    return arrays | {"offsets": np.cumsum([[0] * len(PARTS[1:]), *counts], axis=0, dtype=np.int64)}
 
 
 def write_shards(
@@ -106,7 +96,7 @@ def write_shards(
     counts: Counter[str] = Counter()
     shards: list[dict[str, Any]] = []
     for shard in _full_shards(episodes, shard_tokens):
-        counts.update("/".join(str(e.meta[k]) for k in ("env", "split", "policy")) for e in shard.episodes)
+        counts.update("/".join(str(e.meta[k]) for k in ("env", "split", "policy")) for e in shard)
         shards.append(_write_shard(out, f"{len(shards):05d}", shard))
     if not shards:
         raise InputError("--episodes: no episodes in the given files")
@@ -123,21 +113,23 @@ def write_shards(
     return index
 
 
-def _full_shards(episodes: Iterable[EpisodeArrays], shard_tokens: int) -> Iterator[_Shard]:
-    shard = _Shard()
+def _full_shards(episodes: Iterable[EpisodeArrays], shard_tokens: int) -> Iterator[list[EpisodeArrays]]:
+    shard: list[EpisodeArrays] = []
+    tokens = 0
     for episode in episodes:
-        shard.add(episode)
-        if shard.tokens >= shard_tokens:
+        shard.append(episode)
+        tokens += len(episode.tokens)
+        if tokens >= shard_tokens:
             yield shard
-            shard = _Shard()
-    if shard.episodes:
+            shard, tokens = [], 0
+    if shard:
         yield shard
 
 
-def _write_shard(out: Path, name: str, shard: _Shard) -> dict[str, Any]:
-    arrays = shard.arrays()
+def _write_shard(out: Path, name: str, shard: Sequence[EpisodeArrays]) -> dict[str, Any]:
+    arrays = _arrays(shard)
     contents = {f"{name}.{part}.npy": _npy_bytes(array) for part, array in arrays.items()}
-    metas = [{k: e.meta[k] for k in (*META_FIELDS, "hash")} for e in shard.episodes]
+    metas = [{k: e.meta[k] for k in (*META_FIELDS, "hash")} for e in shard]
     contents[f"{name}.episodes.json"] = json.dumps(metas).encode()
     for file_name, content in contents.items():
         write_atomic(out / file_name, content)

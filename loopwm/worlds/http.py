@@ -117,12 +117,6 @@ def _refusal(response: httpx.Response) -> WorldError:
         return WorldError(f"{response.reason_phrase} {status}", away=response.status_code in PROXY)
 
 
-def world_body(context: Context) -> Json:
-    """Return the request body of a new world."""
-    body = asdict(context)
-    return {**body, "history": list(body["history"])}
-
-
 @dataclass
 class _Row:
     """A world at the client, with everything to recreate it if the service has lost it."""
@@ -132,7 +126,7 @@ class _Row:
     world: Json = field(default_factory=dict)
 
     def body(self, model: str) -> Json:
-        return {"model": model, **world_body(self.context), "actions": list(self.actions)}
+        return {"model": model, **asdict(self.context), "actions": list(self.actions)}
 
 
 class HttpWorlds:

@@ -214,7 +214,9 @@ class Engine:
         if isinstance(result, Exception):
             return _fail(requests, result)
         # Requests of one prompt share the KV cache of all but its last token.
-        state = _shareable(result) if len(requests) > 1 else result
+        state = result
+        if len(requests) > 1 and state.prefix is None and state.length:
+            state = state.share(1)
         for request in requests:
             try:
                 self._batch.add(request, state.fork())
@@ -400,8 +402,3 @@ def _fail(requests: Sequence[Request], error: Exception) -> None:
 def _call_all(calls: list[Callable[[], None]]) -> None:
     for call in calls:
         call()
-
-
-def _shareable(state: KVCache) -> KVCache:
-    """Wrap a state of one row as a shared prefix, unless it is empty or shared already."""
-    return state.share(1) if state.prefix is None and state.length else state

@@ -97,9 +97,9 @@ class Service:
         self._spellings = [str(spelling) for spelling in tokenizer.convert_ids_to_tokens(list(vocabulary))]
         self._special = frozenset(tokenizer.all_special_ids)
 
-    def check_model(self, name: str) -> None:
-        """Raise ModelNotFoundError for another model's name."""
-        if name != self.card.name:
+    def check_model(self, name: str | None) -> None:
+        """Raise ModelNotFoundError for another model's name; None is any model."""
+        if name is not None and name != self.card.name:
             raise ModelNotFoundError(name, self.card.name)
 
     def admit(self, key: str, seconds: float) -> RequestContext:

@@ -103,7 +103,7 @@ def _start(service: Service, ctx: RequestContext, prompts: Sequence[Prompt], bod
 
 @tokenizer_router.post("/tokenize", response_model=Tokens)
 async def tokenize(body: TokenizeBody, service: Serving) -> dict[str, Any]:
-    _check_model(body.model, service)
+    service.check_model(body.model)
     ids = list((await asyncio.to_thread(lambda: _read_text(body, service))).ids)
     texts = service.single_texts(ids) if body.return_token_strs else None
     return {"count": len(ids), "max_model_len": service.card.max_length, "tokens": ids, "token_strs": texts}
@@ -111,14 +111,9 @@ async def tokenize(body: TokenizeBody, service: Serving) -> dict[str, Any]:
 
 @tokenizer_router.post("/detokenize", response_model=Detokenized)
 async def detokenize(body: DetokenizeBody, service: Serving) -> dict[str, str]:
-    _check_model(body.model, service)
+    service.check_model(body.model)
     service.prompts.check_ids("tokens", body.tokens)
     return {"prompt": service.decode(body.tokens)}
-
-
-def _check_model(name: str | None, service: Service) -> None:
-    if name is not None:
-        service.check_model(name)
 
 
 def _read_text(body: TokenizeBody, service: Service) -> Prompt:

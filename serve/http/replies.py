@@ -211,15 +211,12 @@ def top_texts(service: Service, tops: Sequence[Sequence[tuple[int, float]]]) -> 
     """
     if not any(tops):
         return None
-    return [_top_texts(service, top) for top in tops]
-
-
-def _top_texts(service: Service, top: Sequence[tuple[int, float]]) -> dict[str, float]:
-    texts = service.single_texts([token for token, _ in top])
-    scores: dict[str, float] = {}
-    for text, (_, score) in zip(texts, top, strict=True):
-        scores.setdefault(text, score)
-    return scores
+    rows: list[dict[str, float]] = []
+    for top in tops:
+        rows.append({})
+        for text, (_, score) in zip(service.single_texts([token for token, _ in top]), top, strict=True):
+            rows[-1].setdefault(text, score)
+    return rows
 
 
 def _scores(token: Token) -> Scores:
