@@ -60,15 +60,9 @@ class DepthPlan:
     def sample(
         cls, seed: int, step: int, rows: Sequence[int], mu_rec: float, max_loops: int, places: Tensor | None = None
     ) -> DepthPlan:
-        """Draw a Poisson depth per row (LoopWM, equation 9).
+        """Draw a Poisson depth of mean `mu_rec` per row (LoopWM, equation 9).
 
-        Args:
-            seed: of the run.
-            step: optimiser step.
-            rows: indices in the global batch.
-            mu_rec: mean depth.
-            max_loops: upper limit.
-            places: see `DepthPlan`.
+        rows: indices in the global batch. places: see `DepthPlan`.
         """
         # Drawn per row and not for the batch, so that the cut into micro-batches changes nothing.
         loops, noise_seeds = zip(*(_draw(seed, step, row, mu_rec, max_loops) for row in rows), strict=True)

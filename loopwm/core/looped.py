@@ -179,14 +179,8 @@ class LoopedCore(nn.Module):
         """Run a training pass: a depth per row, gradients through the last min(T_i, mu_bwd) loops only.
 
         All rows end together. The loops without gradients come first and hold only the rows deep enough to need them,
-        so the cost follows the mean depth. LoopWM, section 3.3; Parcae, algorithm 2.
-
-        Args:
-            x_BLD: input of the prelude.
-            shared: rotary angles and mask of all layers.
-            attend: attention, by slot.
-            plan: depth and noise of each row.
-            initial_BLD: h^(0), detached; None for the plan's noise.
+        so the cost follows the mean depth. LoopWM, section 3.3; Parcae, algorithm 2. Arguments as of `forward`, but a
+        plan in place of the depth; initial_BLD: None for the plan's noise.
         """
         drive, retention = self._drive(x_BLD, shared, attend)
         if initial_BLD is None:

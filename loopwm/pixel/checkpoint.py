@@ -37,14 +37,9 @@ def save_checkpoint(system: PixelSystem, folder: Path) -> None:
 
 
 def load_checkpoint(folder: Path, name: str | None = None) -> PixelSystem:
-    """Load a model in evaluation mode.
+    """Load a model in evaluation mode. name: required system, or None for any.
 
-    Args:
-        folder: checkpoint folder
-        name: required system, or None for any
-
-    Raises:
-        InputError: the checkpoint is missing, damaged or of another system
+    Raises InputError for a checkpoint that is missing, damaged or of another system.
     """
     for file in (CONFIG, WEIGHTS):
         if not (folder / file).is_file():
@@ -65,10 +60,9 @@ def load_checkpoint(folder: Path, name: str | None = None) -> PixelSystem:
 
 def _build_system(record: dict[str, Any]) -> PixelSystem:
     kind, record = system_class(record.get("system", "none")), drop_retired(record)
-    space = typed(FrameSpace, record["space"])
-    return kind(
-        _complete_section(kind.Model, record, "model"), _complete_section(kind.Objective, record, "objective"), space
-    )
+    model = _complete_section(kind.Model, record, "model")
+    objective = _complete_section(kind.Objective, record, "objective")
+    return kind(model, objective, typed(FrameSpace, record["space"]))
 
 
 def _complete_section(section: type, record: dict[str, Any], name: str) -> Any:

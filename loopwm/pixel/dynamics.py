@@ -38,10 +38,8 @@ class Rotary3D:
     By falling frequency the pairs of a head rotate with x, y, x, y, ..., t, t.
 
     The paper rotates neighbouring dimensions (2i, 2i + 1), the core (i, i + E/2): the same scores under one permutation
-    of a head's dimensions, which learned projections absorb.
-
-    Raises:
-        ValueError: x and y cannot get the same number of pairs
+    of a head's dimensions, which learned projections absorb. Raises ValueError if x and y cannot get the same number of
+    pairs.
     """
 
     head_dim: int
@@ -86,8 +84,7 @@ COLUMNS_AT_ONCE = 64
 class LoopedConfig:
     """Sizes of a looped core over frames, the base of the systems' configurations.
 
-    Raises:
-        ValueError: a size is impossible; the message names the field
+    Raises ValueError naming a field whose size is impossible.
     """
 
     dim: int = 512
@@ -204,10 +201,8 @@ class LoopedAttention(nn.Module):
     ) -> DynamicsOutput:
         """Run T steps, equal to T calls of `step`. x: (B, T, N, D), positions: (B, T, N, P).
 
-        A plan runs whole sequences: `state` must be None, and the returned state is empty.
-
-        Raises:
-            ValueError: the depth is outside 1 .. max_loops
+        A plan runs whole sequences: `state` must be None, and the returned state is empty. Raises ValueError for a
+        depth outside 1 .. max_loops.
         """
         before = self.initial(len(x), x.device) if state is None else state
         episodes = episodes_of(first, before.episodes)

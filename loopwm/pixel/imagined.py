@@ -113,8 +113,7 @@ class ImaginedVectorEnv(VectorEnv[Array, Array, Array], Generic[S]):
     ) -> None:
         """Create the environment.
 
-        Raises:
-            InputError: the replay is of another environment, a count is below 1, or the render mode is unknown
+        Raises InputError for a replay of another environment, a count below 1, or an unknown render mode.
         """
         if render_mode not in (None, "rgb_array"):
             raise InputError(f"render_mode: must be rgb_array or None, got {render_mode!r}")
@@ -257,8 +256,7 @@ class Rollout:
 def rollout(env: VectorEnv[Any, Any, Any], policy: Policy, steps: int, env_state: EnvState) -> Rollout:
     """Play `steps` steps from a reset or from the state in which another rollout ended.
 
-    Raises:
-        ValueError: the autoreset mode of `env` is not SAME_STEP
+    Raises ValueError if the autoreset mode of `env` is not SAME_STEP.
     """
     if env.metadata.get("autoreset_mode") != AutoresetMode.SAME_STEP:
         raise ValueError(f"env: autoreset mode must be SAME_STEP, got {env.metadata.get('autoreset_mode')}")

@@ -135,15 +135,7 @@ class Replay:
     """
 
     def __init__(self, space: FrameSpace, capacity: int) -> None:
-        """Create an empty buffer.
-
-        Args:
-            space: frames and actions of the environment
-            capacity: transitions
-
-        Raises:
-            InputError: the capacity is below 1
-        """
+        """Create an empty buffer of `capacity` transitions. Raises InputError for a capacity below 1."""
         if capacity < 1:
             raise InputError(f"capacity: must be at least 1, got {capacity}")
         self.space, self.capacity = space, capacity
@@ -196,13 +188,7 @@ class Replay:
     def add_segments(self, segments: Segments, policy: str, seed: int) -> None:
         """Append segments, row b to stream b; a row that begins with an episode closes its stream's open one.
 
-        Args:
-            segments: steps of one rollout
-            policy: name of the policy
-            seed: seed of the run
-
-        Raises:
-            InputError: as `add`
+        policy, seed: as recorded in the episodes. Raises InputError as `add`.
         """
         for stream, row in enumerate(zip(*(getattr(segments, f.name) for f in fields(Segments)), strict=True)):
             *_, terminated, truncated, first, _ = row
@@ -226,14 +212,8 @@ class Replay:
     def sample(self, batch: int, length: int, generator: np.random.Generator, shares: Sequence[float] = ()) -> Segments:
         """Sample `batch` segments of `length` consecutive steps, with replacement, uniformly over all possible starts.
 
-        Args:
-            batch: segments
-            length: steps of each
-            generator: source of randomness
-            shares: probability of each of equally large parts of the starts, oldest first; empty for uniform
-
-        Raises:
-            InputError: no stream has `length` steps
+        shares: probability of each of equally large parts of the starts, oldest first; empty for uniform. Raises
+        InputError if no stream has `length` steps.
         """
         streams = [self._streams[name] for name in sorted(self._streams)]
         ends = np.cumsum([max(0, len(stream) - length + 1) for stream in streams])  # possible starts

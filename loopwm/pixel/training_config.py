@@ -58,11 +58,7 @@ class PixelTrainingConfig:
 
 
 def training_config(sections: dict[str, Any]) -> PixelTrainingConfig:
-    """Build the configuration with the sections of its system.
-
-    Raises:
-        InputError: a key is unknown or invalid; the message names it
-    """
+    """Build the configuration with the sections of its system. Raises InputError naming a key at fault."""
     kind = system_class(sections.get("system", PixelTrainingConfig.system))
     config = with_sections(PixelTrainingConfig, {"model": kind.Model, "objective": kind.Objective})
     return typed(config, drop_retired(sections))

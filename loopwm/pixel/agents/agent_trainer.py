@@ -105,8 +105,7 @@ class WorldLearner:
 def initial_system(config: AgentConfig, space: FrameSpace) -> PixelSystem:
     """Create the system, untrained or from `world.start_from`.
 
-    Raises:
-        InputError: the checkpoint is of another system, model, objective or space
+    Raises InputError for a checkpoint of another system, model, objective or space.
     """
     fresh = make_system(config.of_system, config.model, config.objective, space)
     if not config.world.start_from:
@@ -114,11 +113,8 @@ def initial_system(config: AgentConfig, space: FrameSpace) -> PixelSystem:
     folder = Path(config.world.start_from)
     trained = load_checkpoint(folder, config.of_system)
     trained.space.require(space, "real.environment")
-    for section, ours, theirs in (
-        ("model", fresh.config, trained.config),
-        ("objective", fresh.objective, trained.objective),
-    ):
-        require_same(section, ours, theirs, folder)
+    require_same("model", fresh.config, trained.config, folder)
+    require_same("objective", fresh.objective, trained.objective, folder)
     return trained.train()
 
 
@@ -142,16 +138,9 @@ class AgentTrainer:
     """Imagination needs a world model."""
 
     def __init__(self, config: AgentConfig, env: VectorEnv[Any, Any, Any], space: FrameSpace, folder: Path) -> None:
-        """Create or resume a run.
+        """Create or resume a run in a folder. env: `config.real.count` real environments with this frame space.
 
-        Args:
-            config: configuration
-            env: `config.real.count` real environments
-            space: frames and actions of the environments
-            folder: run folder
-
-        Raises:
-            InputError: the folder belongs to another configuration, or imagination lacks a world
+        Raises InputError if the folder belongs to another configuration, or imagination lacks a world.
         """
         if self.needs_world and config.imagination.updates and not config.has_world:
             raise InputError("imagination.updates: requires a world; set world.updates or world.start_from")
@@ -289,10 +278,8 @@ class AgentTrainer:
     def _add_demonstrations(self, folder: Path) -> None:
         """Append demonstrations in streams after those of real play.
 
-        An episode that did not end is the last of its stream (STORM, table 10).
-
-        Raises:
-            InputError: a file is of another environment, or the replay is too small
+        An episode that did not end is the last of its stream (STORM, table 10). Raises InputError for a file of another
+        environment, or a replay that is too small.
         """
         stream = self.config.real.count
         for path in episode_files(folder):

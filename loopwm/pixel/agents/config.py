@@ -133,11 +133,7 @@ class AgentConfig:
 
 
 def agent_config(sections: dict[str, Any]) -> AgentConfig:
-    """Build the configuration with the sections of its system and learner.
-
-    Raises:
-        InputError: a key is unknown or invalid; the message names it
-    """
+    """Build the configuration with the sections of its system and learner. Raises InputError naming a key at fault."""
     name = sections.get("system", AgentConfig.system)
     if name not in AGENTS:
         raise InputError(f"system: must be one of {', '.join(AGENTS)}, got {name!r}")

@@ -68,15 +68,9 @@ class Learner(Protocol):
         ...
 
     def learn_from_imagination(self, dream: Dream, settings: Any, chance: Chance) -> Numbers:
-        """Update once on imagined play.
+        """Update once on imagined play. settings: section `imagination`.
 
-        Args:
-            dream: imagination
-            settings: section `imagination`
-            chance: random state
-
-        Returns:
-            Diagnostics, with the mean `reward` of an imagined step and the share of steps that `ends`.
+        Returns diagnostics, with the mean `reward` of an imagined step and the share of steps that `ends`.
         """
         ...
 

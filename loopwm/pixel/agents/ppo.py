@@ -125,14 +125,7 @@ def ppo_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Compute the clipped objective, squared error of standardised values and entropy, averaged over steps.
 
-    Args:
-        policy: network to train
-        data: steps of the policy
-        advantage: standardised, (B, T)
-        target: standardised, (B, T)
-        config: coefficients
-
-    Source: TWISTED, appendix B.3.2.
+    advantage, target: standardised, (B, T). Source: TWISTED, appendix B.3.2.
     """
     out = policy(data.obs, data.first, data.memory, data.fresh)
     log_p = F.log_softmax(out.logits.float(), -1)
@@ -163,20 +156,10 @@ class PPO:
         generator: torch.Generator,
         deviation: float | None = None,
     ) -> dict[str, float]:
-        """Run `epochs` passes over the environments of a rollout in `minibatches` parts.
+        """Run `epochs` passes over the environments of a rollout in `minibatches` parts, in random order.
 
-        Args:
-            data: steps of the policy
-            epochs: passes
-            minibatches: parts of a pass
-            generator: source of the order
-            deviation: divisor of advantages, None for their own standard deviation
-
-        Returns:
-            Diagnostics averaged over parts, and the standard deviation of advantages.
-
-        Raises:
-            ValueError: there are more parts than environments
+        Returns diagnostics averaged over parts, and the standard deviation of advantages. deviation: divisor of
+        advantages, None for their own standard deviation. Raises ValueError for more parts than environments.
         """
         if not 1 <= minibatches <= len(data.obs):
             raise ValueError(f"minibatches: must be between 1 and {len(data.obs)} environments, got {minibatches}")

@@ -335,10 +335,8 @@ class EdelineWorld:
 
     @torch.no_grad()
     def replace(self, state: EdelineState, rows: Tensor, fresh: EdelineState) -> EdelineState:
-        frames, first = (
-            ours.index_copy(0, rows, theirs)
-            for ours, theirs in ((state.frames, fresh.frames), (state.first, fresh.first))
-        )
+        frames = state.frames.index_copy(0, rows, fresh.frames)
+        first = state.first.index_copy(0, rows, fresh.first)
         return EdelineState(state.memory.replace(rows, fresh.memory), frames, first)
 
 

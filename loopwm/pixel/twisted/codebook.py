@@ -24,16 +24,10 @@ class PatchTokenizer:
     def __init__(
         self, frame_shape: tuple[int, int, int], patch: tuple[int, int], capacity: int = 4096, threshold: float = 0.75
     ) -> None:
-        """Create an empty codebook.
+        """Create an empty codebook for patches (h, w) of frames (H, W, C). Raises ValueError naming a value at fault.
 
-        Args:
-            frame_shape: (H, W, C) in pixels
-            patch: (h, w) in pixels
-            capacity: maximum number of codes
-            threshold: squared distance beyond which a patch becomes a code
-
-        Raises:
-            ValueError: a value does not fit; the message names it
+        capacity: maximum number of codes
+        threshold: squared distance beyond which a patch becomes a code
         """
         height, width, channels = frame_shape
         if min(*frame_shape, *patch) < 1 or height % patch[0] or width % patch[1]:
@@ -60,21 +54,11 @@ class PatchTokenizer:
         """Number of codes; tokens are below it."""
         return len(self._codes)
 
-    @property
-    def full(self) -> bool:
-        return self.size >= self.capacity
-
     def grow(self, frames: Tensor) -> int:
-        """Add patches that are further than the threshold from every code, in order.
+        """Add patches of frames uint8 (..., H, W, C) that are further than the threshold from every code, in order.
 
         Each patch is compared with all codes added before it. Returns the patches left without a code because the
-        codebook was full.
-
-        Args:
-            frames: uint8 (..., H, W, C)
-
-        Raises:
-            ValueError: the frames have another shape
+        codebook was full. Raises ValueError for frames of another shape.
         """
         self._check_frames(frames)
         refused = 0
@@ -83,7 +67,7 @@ class PatchTokenizer:
             count = torch.bincount(inverse, minlength=len(distinct))
             far = self._far(distinct, self._codes)
             distinct, count = distinct[far], count[far]
-            while len(distinct) and not self.full:
+            while len(distinct) and self.size < self.capacity:
                 code = distinct[:1]  # the next far patch; those near it are done
                 self._codes = torch.cat([self._codes, code])
                 far = self._far(distinct, code)
@@ -92,13 +76,9 @@ class PatchTokenizer:
         return refused
 
     def encode(self, frames: Tensor) -> Tensor:
-        """Return the nearest codes, the lowest of ties: int64 (..., L).
+        """Return the nearest codes of frames uint8 (..., H, W, C), the lowest of ties: int64 (..., L).
 
-        Args:
-            frames: uint8 (..., H, W, C)
-
-        Raises:
-            ValueError: the frames have another shape, or the codebook is empty
+        Raises ValueError for frames of another shape, or if the codebook is empty.
         """
         self._check_frames(frames)
         if not self.size:
@@ -112,8 +92,7 @@ class PatchTokenizer:
     def decode(self, tokens: Tensor) -> Tensor:
         """Return the frames uint8 (..., H, W, C) of tokens int64 (..., L).
 
-        Raises:
-            ValueError: the number of tokens is wrong, or a token has no code
+        Raises ValueError for a wrong number of tokens, or a token without a code.
         """
         if tokens.shape[-1:] != (self.tokens_per_frame,):
             raise ValueError(f"tokens: shape must end in {self.tokens_per_frame}, got {tuple(tokens.shape)}")

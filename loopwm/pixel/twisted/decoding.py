@@ -30,13 +30,11 @@ class Decoder(Protocol):
         """Choose tokens int64 (B, L) from probabilities (B, L, K) and the previous tokens int64 (B, L)."""
 
 
-class Solver(Protocol):
-    def __call__(self, copy: Tensor, wildcard: Tensor) -> Tensor:
-        """Assign a source to each destination, none used twice, or WILDCARD: int64 (B, R).
+Solver = Callable[[Tensor, Tensor], Tensor]
+"""Assigns a source to each destination, none used twice, or WILDCARD: int64 (B, R).
 
-        copy: affinity of source i to destination j, (B, R, R), -inf out of reach
-        wildcard: affinity of sampling j, (B, R), finite
-        """
+Takes the affinity of source i to destination j, (B, R, R), -inf out of reach, and that of sampling j, (B, R), finite.
+"""
 
 
 @dataclass(frozen=True)
@@ -51,10 +49,8 @@ class ExactAssignment:
     """Optimal assignment (TWISTED, equation 3) by scipy, row by row on the CPU; copies win ties with samples.
 
     The equation is linear and its feasible corners are integers: an assignment problem, which takes 0.3 ms for 81
-    places. The published code approximates it by up to 2,000 Sinkhorn iterations (`lab/pixels/sinkhorn.py`).
-
-    Raises:
-        ImportError: scipy is missing
+    places. The published code approximates it by up to 2,000 Sinkhorn iterations (`lab/pixels/sinkhorn.py`). Raises
+    ImportError without scipy.
     """
 
     def __init__(self) -> None:
@@ -106,8 +102,7 @@ class NoisedTransport:
     def sources(self, p: Tensor, previous: Tensor) -> Tensor:
         """Return the previous frame's place that each token is copied from, or WILDCARD: int64 (B, L).
 
-        Raises:
-            ValueError: p or previous does not fit the grid
+        Raises ValueError if p or previous does not fit the grid.
         """
         count = math.prod(self.grid)
         if p.shape[1:2] != (count,) or previous.shape != p.shape[:2]:
@@ -159,10 +154,7 @@ def centre_region(grid: tuple[int, int], edge: int = 1, bottom_rows: int = 0) ->
     """Return the region of transport in Craftax and crafter: without inventory rows and map edges, bool (L,).
 
     TWISTED, appendix D describes it in words. Crafter's 9 x 9 places are 7 rows of map above 2 of inventory:
-    centre_region((9, 9), 1, 2) has 5 x 7 places.
-
-    Raises:
-        ValueError: nothing is left
+    centre_region((9, 9), 1, 2) has 5 x 7 places. Raises ValueError if nothing is left.
     """
     rows, columns = grid[0] - bottom_rows, grid[1]
     if min(edge, bottom_rows) < 0 or 2 * edge >= min(rows, columns):

@@ -101,16 +101,7 @@ class Twisted(nn.Module):
     rewards: Tensor
 
     def __init__(self, config: TwistedConfig, grid: tuple[int, int], actions: int) -> None:
-        """Create the network.
-
-        Args:
-            config: sizes
-            grid: rows and columns of a frame's patches
-            actions: number of actions
-
-        Raises:
-            ValueError: sizes do not fit together
-        """
+        """Create the network. grid: rows and columns of a frame's patches. Raises ValueError if sizes do not fit."""
         super().__init__()
         self.config = config
         self.grid = grid
@@ -170,11 +161,8 @@ class Twisted(nn.Module):
     def observe(self, tokens: Tensor, action: Tensor, first: Tensor, depth: int) -> TwistedState:
         """Return the state after real frames.
 
-        Args:
-            tokens: (B, T, L)
-            action: actions between the frames, (B, T - 1)
-            first: bool (B, T), True where an episode begins
-            depth: loops of every pass
+        tokens: (B, T, L); action: actions between the frames, (B, T - 1); first: bool (B, T), True where an episode
+        begins; depth: loops of every pass.
         """
         batch, steps = first.shape
         cache, frames = self.dynamics.initial(batch, tokens.device), torch.zeros_like(tokens[:, 0, 0])
