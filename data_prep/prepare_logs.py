@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from data_prep.import_logs import SPLITS, add_log_arguments, group_of, import_logs, read_shares
 from data_prep.tokenize import TOKENIZER_FILE, LineEncoder, RenamingPlan, encode_episode
-from data_prep.windows import cut_any, cut_window, known_hidden_states, write_windows
+from data_prep.windows import cut_any, write_cuts
 from loopwm.records.episodes import Episode, write_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.files import line_files, read_json, sha256, write_json
@@ -79,9 +79,7 @@ def write_data(out: Path, episodes: Mapping[str, Sequence[Episode]]) -> dict[str
             sizes[split]["tokens"] = index["tokens"]
         if split != "train" and (count := min(WINDOWS, sum(max(0, _steps(e) + 1 - HORIZON) for e in plays))):
             cuts = cut_any(plays, count, HORIZON, 0, f"{split}-windows")
-            states = known_hidden_states(cuts)
-            windows = [cut_window(cut, HORIZON, states[cut.name]) for cut in cuts]
-            write_windows(out / f"{split}-windows.jsonl.gz", windows)
+            write_cuts(out / f"{split}-windows.jsonl.gz", cuts, HORIZON, replayed=False)
     return sizes
 
 

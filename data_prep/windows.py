@@ -92,11 +92,6 @@ def cut_any(episodes: Sequence[Episode], count: int, horizon: int, seed: int, na
     return [Cut(episode, now, f"{name}/{i:04d}") for i, (episode, now) in enumerate(pairs)]
 
 
-def known_hidden_states(cuts: Iterable[Cut]) -> dict[str, str | None]:
-    """Return hidden states by window, as far as recorded: at the start, and sampled in between."""
-    return {cut.name: cut.episode.hidden_state_at(cut.now) for cut in cuts}
-
-
 def replayed_hidden_states(cuts: Sequence[Cut]) -> dict[str, str | None]:
     """Return hidden states by window from the simulator. Raises InputError if it does not answer as recorded."""
     by_episode: dict[int, list[Cut]] = defaultdict(list)
@@ -139,7 +134,8 @@ def run(args: argparse.Namespace) -> None:
 
 def write_cuts(path: Path, cuts: Sequence[Cut], horizon: int, replayed: bool) -> None:
     """Write the windows of cuts, with the simulator's hidden states or those that were recorded."""
-    states = replayed_hidden_states(cuts) if replayed else known_hidden_states(cuts)
+    recorded = {cut.name: cut.episode.hidden_state_at(cut.now) for cut in cuts}
+    states = replayed_hidden_states(cuts) if replayed else recorded
     write_windows(path, [cut_window(cut, horizon, states[cut.name]) for cut in cuts])
 
 
