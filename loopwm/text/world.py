@@ -35,7 +35,7 @@ from loopwm.text.model.checkpoint import load_checkpoint
 from loopwm.text.model.heads import Predictions
 from loopwm.text.model.modeling import Carried, LoopWMForCausalLM, States
 from loopwm.text.model.tokenizer import special_ids
-from loopwm.text.world_batch import World, by_prefix, joined, not_ended, row_of, same_length, shareable
+from loopwm.text.world_batch import World, by_prefix, joined, row_of, same_length, shareable
 
 
 class _Pass(NamedTuple):
@@ -135,16 +135,15 @@ class WorldModel:
         """Imagine one step for each row; nothing is decoded (LoopWM, equations 16 and 17). `world` stays valid.
 
         Args:
-            world: rows that have not ended.
+            world: batch of worlds.
             actions: one for each row.
             depth: of this step; None for the world's.
 
         Raises:
-            FormatError: an empty action, a wrong number of actions, or a world that has ended.
+            FormatError: an empty action, or a wrong number of actions.
             ValueError: a depth that `encode` rejects or above the world's limit.
         """
         same_length("actions", actions, world)
-        not_ended(world)
         rule = self._rule(world, depth).for_pass(world.steps, range(len(world)))
         state = world.state.fork()
         texts = [template.render_step(action, self.slots) for action in actions]
@@ -164,8 +163,6 @@ class WorldModel:
         rules = {world.depth.for_pass(world.steps, range(1)) for world in worlds}
         if len(rules) != 1:
             raise ValueError("worlds: must be of one depth to advance together")
-        for world in worlds:
-            not_ended(world)
         families = by_prefix([world.state for world in worlds])
         order = [i for family in families for i in family]
         states = [joined([worlds[i].state for i in family]) for family in families]
@@ -193,8 +190,8 @@ class WorldModel:
         Equals encoding the longer history as long as it fits the limit.
 
         Raises:
-            FormatError: imagined steps (observe from the world before them), an ended world, or a wrong number of
-                actions or observations.
+            FormatError: imagined steps (observe from the world before them), or a wrong number of actions or
+                observations.
             ContextTooLongError: the limit is reached.
         """
         if world.steps:
@@ -203,7 +200,6 @@ class WorldModel:
             )
         same_length("actions", actions, world)
         same_length("observations", observations, world)
-        not_ended(world)
         steps = [Transition(action, text) for action, text in zip(actions, observations, strict=True)]
         history = world.history.fork()
         self._feed(history, [template.render_transition(step, self.slots) for step in steps], Fixed(world.depth.limit))

@@ -19,8 +19,7 @@ class World:
     history: keys and values of the real steps. state: these and the imagined steps, all that the next step attends to,
     with the slots of h_0 between them if the template has none in the trunk. latent: (B, M, D) h_k at the newest slots.
     depth: rule of every pass. steps: imagined steps since the last real observation. steps_cut: old steps dropped from
-    each row's context to fit the limit. ended: rows that the caller marked as over; no action can follow there. loops:
-    loops of each row's imagined steps.
+    each row's context to fit the limit. loops: loops of each row's imagined steps.
     """
 
     history: KVCache
@@ -29,7 +28,6 @@ class World:
     depth: ExitRule
     steps: int
     steps_cut: tuple[int, ...]
-    ended: tuple[bool, ...]
     loops: tuple[tuple[int, ...], ...]
 
     @classmethod
@@ -37,8 +35,7 @@ class World:
         cls, history: KVCache, state: KVCache, latent: Tensor, depth: ExitRule, steps_cut: tuple[int, ...]
     ) -> World:
         """Build worlds without imagined steps."""
-        rows = len(steps_cut)
-        return cls(history, state, latent, depth, 0, steps_cut, (False,) * rows, ((),) * rows)
+        return cls(history, state, latent, depth, 0, steps_cut, ((),) * len(steps_cut))
 
     def __len__(self) -> int:
         return len(self.latent)
@@ -56,13 +53,8 @@ class World:
             state=self.state.select(index),
             latent=self.latent[index],
             steps_cut=tuple(self.steps_cut[i] for i in rows),
-            ended=tuple(self.ended[i] for i in rows),
             loops=tuple(self.loops[i] for i in rows),
         )
-
-    def end(self, rows: Sequence[int]) -> World:
-        """Mark rows as over: `advance` and `observe` reject them from then on."""
-        return replace(self, ended=tuple(ended or i in rows for i, ended in enumerate(self.ended)))
 
 
 def shareable(history: KVCache) -> KVCache:
@@ -92,8 +84,3 @@ def row_of(state: KVCache, row: int) -> KVCache:
 def same_length(name: str, values: Sequence[str], world: World) -> None:
     if len(values) != len(world):
         raise FormatError(name, f"must be {len(world)}, one a world, got {len(values)}")
-
-
-def not_ended(world: World) -> None:
-    if any(world.ended):
-        raise FormatError("world", f"row {world.ended.index(True)} has ended; no action can follow")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from loopwm.records.template import Context, FormatError
+from loopwm.records.template import Context
 from loopwm.text.model.configuration import PRESETS, LoopWMConfig
 from loopwm.text.model.modeling import LoopWMModel
 from loopwm.text.world import World, WorldModel
@@ -94,22 +94,6 @@ def test_a_checkpoint_without_heads_says_so(world_model):
         world_model.predictions(world)
     with pytest.raises(ValueError, match="monitor_head"):
         world_model.monitor(world)
-
-
-def test_an_ended_world_takes_no_action_and_stays_readable(world_model):
-    world = world_model.encode(CONTEXTS)
-    ended = world.end([1])
-    before = world_model.decode(ended, 8)
-    for call in (
-        lambda: world_model.advance(ended, ["wait", "wait"]),
-        lambda: world_model.observe(ended, ["wait", "wait"], ["a", "b"]),
-    ):
-        with pytest.raises(FormatError, match="row 1 has ended"):
-            call()
-    assert world_model.decode(ended, 8) == before
-    assert ended.select([1, 0]).ended == (True, False)
-    world_model.advance(ended.select([0]), ["wait"])
-    world_model.advance(world, ["wait", "wait"])
 
 
 @pytest.mark.parametrize("overrides", [{"propagate": "latent"}, {"decode_sees": "state"}], ids=str)

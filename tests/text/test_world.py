@@ -182,5 +182,3 @@ def test_worlds_that_step_together_become_what_each_becomes_alone(world_model):
         assert world_model.decode(stepped, 5) == world_model.decode(alone, 5)
     with pytest.raises(ValueError, match="one depth"):
         world_model.advance_each([first, world_model.encode([SHORT], depth=3)], ["wait"] * 2)
-    with pytest.raises(FormatError, match="has ended"):
-        world_model.advance_each([first, second.end([0])], ["wait"] * 2)
