@@ -57,7 +57,7 @@ figures: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m lab figures $(FIGURES_ARGS)
 
 # Packages that not everybody needs. A failing test prints in full, a skipped one a line with its reason.
-EXTRAS_TESTS := $(addprefix tests/data_prep/test_,pixels.py vizdoom.py textworld.py alfworld.py alfworld_texts.py) \
+EXTRAS_TESTS := $(addprefix tests/data_prep/test_,pixels.py textworld.py alfworld.py alfworld_texts.py) \
   $(addprefix tests/lab/pixels/test_,memory_studies.py memory_choice.py oracle.py atari_scores.py) \
   tests/lab/data/test_train_tokenizer.py tests/pixel/test_gym.py
 test-extras: $(EXTRAS_VENV)/.installed
@@ -69,7 +69,7 @@ $(EXTRAS_VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(EXTRAS_VENV)/bin/python || $(PYTHON) -m venv $(EXTRAS_VENV)
 	grep -v '^pandas==' constraints.txt > $(EXTRAS_VENV)/constraints.txt
 	PATH=$(abspath $(EXTRAS_VENV)/bin):$$PATH $(EXTRAS_VENV)/bin/python -m pip install -c $(EXTRAS_VENV)/constraints.txt \
-	  -e '.[data,train,eval,serve,mcp,envs,pixel,crafter,minatar,atari,minigrid,vizdoom,rliable,textworld,alfworld,dask,dev]'
+	  -e '.[data,train,eval,serve,mcp,envs,pixel,crafter,minatar,atari,minigrid,rliable,textworld,alfworld,dask,dev]'
 	touch $@
 
 mutants: $(VENV)/.installed

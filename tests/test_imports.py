@@ -61,7 +61,7 @@ WITHOUT = {
 }
 SIMULATORS = (
     *sorted({package for name in ENVIRONMENTS for package in declared(name).packages}),
-    *("crafter", "minatar", "ale_py", "minigrid", "vizdoom", "craftax", "jax"),
+    *("crafter", "minatar", "ale_py", "minigrid", "craftax", "jax"),
 )
 SIMULATOR_HOME = "data_prep.environments"
 LOOPED_BLOCK = ("loopwm.core.looped", "block")

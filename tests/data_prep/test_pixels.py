@@ -27,7 +27,6 @@ SIMULATORS = {
     "minatar/seaquest": "minatar",
     "atari/Breakout": "ale_py",
     "minigrid/MemoryS7": "minigrid",
-    "vizdoom/basic": "vizdoom",
 }
 GEOMETRY = {
     "catch": ((10, 5, 1), 3),
@@ -37,7 +36,6 @@ GEOMETRY = {
     "minatar/seaquest": ((10, 10, 10), 6),
     "atari/Breakout": ((64, 64, 3), 4),
     "minigrid/MemoryS7": ((64, 64, 3), 7),
-    "vizdoom/basic": ((64, 64, 3), 4),
 }
 
 
@@ -180,7 +178,6 @@ def test_a_vector_of_them_is_played_and_kept() -> None:
         ("minatar/breakout", "minatar", "minatar"),
         ("atari/Breakout", "ale_py", "atari"),
         ("minigrid/MemoryS7", "minigrid.wrappers", "minigrid"),
-        ("vizdoom/basic", "vizdoom.gymnasium_wrapper", "vizdoom"),
         ("craftax", "jax", "craftax"),
         ("craftax-classic", "jax", "craftax"),
         ("crafter", "data_prep.environments.pixels.base", "pixel"),  # stands for gymnasium, which it imports
@@ -209,13 +206,12 @@ def test_a_missing_package_is_one_line_that_says_what_to_install(
         ("atari/breakout", "atari: game: must be one of "),
         ("minigrid/Nowhere", "minigrid: task: must be one of "),
         ("minigrid/MemoryS7+Nowhere", "minigrid: task: must be one of "),
-        ("vizdoom/duel", "vizdoom: scenario: must be one of basic"),
         ("pong", "environment: must be one of catch"),
         ("crafter/big", "environment: must be one of catch"),
     ],
 )
 def test_an_unknown_game_is_one_line(name: str, message: str) -> None:
-    package = {"minatar": "minatar", "atari": "ale_py", "minigrid": "minigrid", "vizdoom": "vizdoom"}
+    package = {"minatar": "minatar", "atari": "ale_py", "minigrid": "minigrid"}
     if name.partition("/")[0] in package:
         pytest.importorskip(package[name.partition("/")[0]])
     with pytest.raises(InputError) as caught:

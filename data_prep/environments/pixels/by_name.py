@@ -49,11 +49,10 @@ FAMILIES: dict[str, Callable[..., Simulator]] = {
     "atari": Maker("atari:Atari"),
     "minatar": Maker("minatar:MinAtar", settings={"sticky": (0.0, 0.1)}),
     "minigrid": Maker("minigrid:MiniGrid", settings={"pixels": (32, 64)}),
-    "vizdoom": Maker("vizdoom:VizDoom"),
 }
 """Environments named FAMILY/GAME or NAME, some with settings: minatar/GAME@sticky=0, crafter@pixels=64."""
 
-FRAME_ENVIRONMENTS = ("catch", "crafter", "minatar/breakout", "atari/Breakout", "minigrid/MemoryS7", "vizdoom/basic")
+FRAME_ENVIRONMENTS = ("catch", "crafter", "minatar/breakout", "atari/Breakout", "minigrid/MemoryS7")
 """Examples for messages and help."""
 
 
