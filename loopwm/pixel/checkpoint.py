@@ -41,14 +41,15 @@ def load_checkpoint(folder: Path, name: str | None = None) -> PixelSystem:
 
     Raises InputError for a checkpoint that is missing, damaged or of another system.
     """
-    for file in (CONFIG, WEIGHTS):
-        if not (folder / file).is_file():
-            raise InputError(f"{folder / file}: no such file")
+    if not (folder / CONFIG).is_file():
+        raise InputError(f"{folder / CONFIG}: no such file")
     try:
         record = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         if name is not None and record.get("system") != name:
             raise ValueError(f"system: must be {name!r}, got {record.get('system')!r}")
         system = _build_system(record)
+        if not (folder / WEIGHTS).is_file():
+            raise ValueError(f"{WEIGHTS}: no such file")
         tensors = load_file(folder / WEIGHTS)  # safetensors: loads no code
         prepared = {key: tensors.pop(key) for key in [*tensors] if key.startswith(PREPARED)}
         system.take_prepared({key.removeprefix(PREPARED): tensor for key, tensor in prepared.items()})
