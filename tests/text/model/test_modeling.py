@@ -146,7 +146,7 @@ def test_config_updated_to_fewer_loops_has_their_slots():
     config = LoopWMConfig(**PRESETS["reference"])
     config.update({"default_depth": 2, "max_loops": 2})
     assert (config.default_depth, config.num_hidden_layers) == (2, 5 + 2 * 4)
-    assert len(LoopWMForCausalLM(config).model.slots) == 7
+    assert len(LoopWMForCausalLM(config).model.slots) == 13
 
 
 @pytest.mark.parametrize("name", ["carry_state", "zoh"])
