@@ -168,6 +168,10 @@ def test_latents_are_asked_for_the_words_of_the_state(config_file):
     assert {tokenizer.decode(text).split("<|pad|>")[0] for text in inventory.tokens} == {"an orange"}
     rooms = [tokenizer.decode(text).split("called the ")[1].split(".")[0] for text in look.tokens]
     assert set(rooms) == {"hall", "kitchen"}
+    for steps in (batch.trunk_steps, batch.steps):
+        for observation, text in zip(steps.observation, steps.state[0].tokens, strict=True):
+            place = tokenizer.decode(observation).partition("You are in the ")[2].split(".")[0]
+            assert f"called the {place}" in tokenizer.decode(text)  # of the same step
     heaviest = [weight.max().item() for weight in look.weight]
     assert set(heaviest) == {1.0, 5.0}  # of the rooms that were entered, and of those that were not left
     assert set(inventory.weight.flatten().tolist()) <= {0.0, 1.0}
