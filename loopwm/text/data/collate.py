@@ -137,9 +137,7 @@ class PackedBatch(TreeBatch):
     """Lines of several rows each, without blocks: one fixed shape and little padding, as GPUs need it."""
 
     @classmethod
-    def collate(  # type: ignore[override]
-        cls, rows: Sequence[TreeRow], row_ids: Sequence[int], pad_id: int, columns: int
-    ) -> PackedBatch:
+    def of_lines(cls, rows: Sequence[TreeRow], row_ids: Sequence[int], pad_id: int, columns: int) -> PackedBatch:
         """Collate lines made by `join` to `columns` columns, or to a multiple that holds the longest."""
         width = columns * max(1, math.ceil(max(map(len, rows)) / columns))
         return cls._collate(rows, row_ids, pad_id, in_order, np.array([width, 0]))

@@ -323,7 +323,7 @@ class BatchStream:
         dealt = deal([len(row) for row in rows], groups * lines, 0)
         joined = [join([rows[i] for i in line]) for line in dealt]
         return [
-            PackedBatch.collate(joined[i::groups], range(i, len(joined), groups), self.pad_id, self.batch.packed)
+            PackedBatch.of_lines(joined[i::groups], range(i, len(joined), groups), self.pad_id, self.batch.packed)
             for i in range(groups)
         ]
 
