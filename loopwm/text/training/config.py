@@ -13,7 +13,9 @@ from loopwm.records.errors import InputError
 from loopwm.records.template import CONTEXT_LIMIT, ContextKind
 from loopwm.trainer.config import OptimizerConfig, RunConfig
 
-Policy = Literal["gold", "expert", "noisy-expert", "random", "fork", "omission", "ahead", "changing", "fatal", "probe"]
+Policy = Literal[
+    "gold", "expert", "noisy-expert", "random", "fork", "omission", "ahead", "changing", "fatal", "agent", "probe"
+]  # fmt: skip
 """Policies of the episodes in the shards, named as in `data_prep`."""
 
 
