@@ -33,9 +33,7 @@ nvidia-smi > /dev/null 2>&1 || cpu=("batch={rows: 8, tokens: 4096, micro_batches
   depth.ramp_start=500 depth.ramp_steps=500 run.steps=20000 optimizer.decay_share=0 optimizer.average=0.995
   run.log_every=20 run.eval_every=200 run.save_every=80 run.eval_batches=40)
 
-# Products of as many shapes as come up stay compiled. Large pages, where the kernel has them: training clears memory all
-# the time.
-export ONEDNN_PRIMITIVE_CACHE_CAPACITY=${ONEDNN_PRIMITIVE_CACHE_CAPACITY:-16384}
+# Large pages, where the kernel has them: training clears memory all the time.
 GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1} "$python" -m torch.distributed.run --standalone \
   --nproc_per_node "${PROCESSES:-1}" -m loopwm.training \
   --config configs/reference.yaml --out "$run" "data.train=[$data/train,$data/readings,$data/names]" "data.folder_weights={$data/names: 2}" "data.dev=[$data/dev]" "${cpu[@]}" "$@"

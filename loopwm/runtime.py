@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -41,7 +42,11 @@ def keep_for_reuse() -> None:
 
 
 def keep_everything() -> None:
-    """Set the allocator for training, where every step allocates the same as the one before."""
+    """Set the allocator for training, where every step allocates the same as the one before; keep compiled products.
+
+    Rows have many lengths, and oneDNN would keep those of its last 1,024 shapes only. Call before the first product.
+    """
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16384")
     _set({MMAP_MAX: 0, TOP_PAD: 1 << 28, TRIM_THRESHOLD: (1 << 31) - 1})
 
 

@@ -1,4 +1,4 @@
-"""Look-ahead in ScienceWorld: compare an agent that imagines candidate plans with the same agent without a model.
+"""Look-ahead: compare an agent that imagines candidate plans with the same agent without a model.
 
 `lab/studies/planner.py` describes games, arms and scores. Rerun the command to resume.
 """
@@ -14,12 +14,12 @@ EXAMPLE = (
     "python -m lab plan --train-episodes data/episodes/scienceworld-train-gold --split dev --episodes 11 --seed 1 "
     "--out runs/planner-dev"
 )
-TASKS = (
+SHORT = (
     "lifespan-longest-lived", "lifespan-shortest-lived", "lifespan-longest-lived-then-shortest-lived",
     "find-non-living-thing", "power-component", "find-plant", "find-animal", "find-living-thing",
     "identify-life-stages-2", "chemistry-mix-paint-secondary-color", "use-thermometer",
 )  # fmt: skip
-"""Tasks whose gold dev episodes have fewer than 20 steps on average."""
+"""Tasks of ScienceWorld whose gold dev episodes have fewer than 20 steps on average."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--out", type=Path, required=True, help="folder of the results")
     add("--model", type=Path, default=Path("loopwm/pretrained"), help="checkpoint folder (default: %(default)s)")
-    add("--tasks", nargs="+", default=list(TASKS), metavar="TASK", help="default: eleven short ones")
+    add("--env", default="scienceworld", help="real world: scienceworld, alfworld, textworld (default: %(default)s)")
+    add("--tasks", nargs="+", default=[], metavar="TASK", help="default: eleven short ones of ScienceWorld, else all")
     add("--split", default="test", help="split of the variations (default: %(default)s)")
     add("--episodes", type=positive, default=110, help="number of games, tasks in turn (default: %(default)s)")
     add("--max-steps", type=positive, default=40, help="environment steps of a game (default: %(default)s)")
@@ -59,8 +60,9 @@ def _horizon(text: str) -> int:
 def run(args: argparse.Namespace) -> None:
     from lab.studies.planner import PlanSettings, run_planner  # torch, which the other commands do without
 
+    tasks = args.tasks or (SHORT if args.env == "scienceworld" else ())
     settings = PlanSettings(
-        tuple(args.tasks), args.split, args.episodes, args.max_steps, args.seed, args.candidates, args.horizon,
+        args.env, tuple(tasks), args.split, args.episodes, args.max_steps, args.seed, args.candidates, args.horizon,
         args.weight,
     )  # fmt: skip
     run_planner(args.model, args.train_episodes, settings, args.arms, args.out)

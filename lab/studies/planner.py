@@ -1,4 +1,4 @@
-"""Look-ahead in ScienceWorld: an agent that imagines candidate plans before it acts, against itself without a model.
+"""Look-ahead: an agent that imagines candidate plans before it acts, against itself without a model.
 
 The agent retrieves places of train episodes that resemble its own (BM25) and the actions after them. Each different
 action starts a candidate plan: the next K actions of the train episode. Five arms choose among the same candidates:
@@ -58,8 +58,9 @@ MOST_DECODED = 32
 
 @dataclass(frozen=True)
 class PlanSettings:
-    """Games to play. horizon: K; candidates: maximum plans per decision."""
+    """Games to play. tasks: all if none; horizon: K; candidates: maximum plans per decision."""
 
+    env: str
     tasks: tuple[str, ...]
     split: str
     episodes: int
@@ -305,7 +306,7 @@ _WORK = ("overruled", "advances", "imagined_steps", "plans", "seconds")
 def render(results: Mapping[str, Any]) -> str:
     """Render report.md."""
     spec, arms = results["provenance"], results["arms"]
-    text = f"# Look-ahead in ScienceWorld\n\n{results['n']} games of split {spec['split']}, at most "
+    text = f"# Look-ahead in {spec['env']}\n\n{results['n']} games of split {spec['split']}, at most "
     text += f"{spec['max_steps']} steps, up to {spec['candidates']} candidate plans, weight {spec['weight']:g}. Final "
     text += "scores of 0 to 100 (negative ones count as 0), success and games lost (negative scores) in per cent, "
     text += "bootstrap 95 % bounds over games.\n\n"
@@ -344,10 +345,10 @@ def run_planner(
     """
     torch.set_num_threads(1)  # seconds are those of one core
     predictor = CheckpointPredictor(model)
-    episodes = [episode for episode in recorded_episodes(train_episodes) if episode.env == "scienceworld"]
+    episodes = [episode for episode in recorded_episodes(train_episodes) if episode.env == settings.env]
     arms = make_arms(lambda: LocalWorlds(predictor.world_model, predictor.depth, MOST_DECODED), settings)
     if unknown := [name for name in names if name not in arms]:
         raise InputError(f"--arms: expected some of {', '.join(arms)}, got {unknown[0]}")
     arms = {name: arms[name] for name in names or arms}
-    with RealWorld("scienceworld") as world:
+    with RealWorld(settings.env) as world:
         measure(RetrievalAgent(episodes), arms, world, settings, predictor.identity, out)

@@ -257,12 +257,18 @@ def after_attention(block: Block, x_BLD: Tensor, attended: Tensor) -> Tensor:
     return x_BLD + block.mlp_out_norm(block.mlp(block.mlp_norm(x_BLD)))
 
 
+RECOMPILED = 32
+"""Kernels of a compiled function: for one row and several, with gradients and without, in both precisions. PyTorch's
+limit of 8, which dev batches reach, would leave later shapes uncompiled."""
+
+
 def compile_blocks(model: nn.Module, dynamic: bool) -> None:
     """Compile everything in a model's layers except attention with Inductor, once for all layers.
 
     Needs a C++ compiler on CPU. The first forward and backward pass take half a minute longer. dynamic: one kernel for
     all shapes of a batch; otherwise one a shape, which is faster where few occur.
     """
+    torch._dynamo.config.recompile_limit = RECOMPILED
     before = torch.compile(before_attention, dynamic=dynamic)
     after = torch.compile(after_attention, dynamic=dynamic)
     for module in model.modules():

@@ -39,7 +39,7 @@ from loopwm.text.world import World, WorldModel
 from loopwm.worlds.local import LocalWorlds
 from tests.lab.agents.corridor import Corridor, gold_episode
 
-SETTINGS = PlanSettings(("ring",), "test", 3, 6, 0, candidates=3, horizon=3, weight=0.5)
+SETTINGS = PlanSettings("scienceworld", ("ring",), "test", 3, 6, 0, candidates=3, horizon=3, weight=0.5)
 START = Context("Ring the bell in room 3.", "You are in room 0.")
 FAR = replace(START, history=(Transition("go east", "You are in room 1."), Transition("go east", "You are in room 2.")))
 
