@@ -154,8 +154,16 @@ def test_the_words_of_every_step_are_asked_for_as_often_as_their_coefficient_say
 
 
 @shows("objective.state_coef", "objective.state_change_weight")
-def test_latents_are_asked_for_the_words_of_the_state(config_file):
+def test_latents_are_asked_for_the_words_of_the_state(config_file, monkeypatch):
     """At h_0, deferred and trunk steps; a word that the step before did not show weighs more."""
+    asked = {}
+    words_loss = objective.state_words_loss
+
+    def watching(name, logits, bags):
+        asked[name] = [text for bag in bags for text in bag.tokens]
+        return words_loss(name, logits, bags)
+
+    monkeypatch.setattr(objective, "state_words_loss", watching)
     plain, without, _ = loss_of(config_file, [])
     keys = ["objective.state_coef=3.0", "objective.state_change_weight=5.0"]
     loss, measured, batch = loss_of(config_file, keys)
@@ -164,6 +172,8 @@ def test_latents_are_asked_for_the_words_of_the_state(config_file):
     assert measured["look_loss"][1] == len(batch.trunk_steps.row) + len(batch.steps.row)
     assert "look_loss" not in without
     tokenizer = load_tokenizer()
+    assert all("called the" in tokenizer.decode(text) for text in asked["look"])
+    assert not any("called the" in tokenizer.decode(text) for text in asked["inventory"])
     look, inventory = batch.trunk_steps.state
     assert {tokenizer.decode(text).split("<|pad|>")[0] for text in inventory.tokens} == {"an orange"}
     rooms = [tokenizer.decode(text).split("called the ")[1].split(".")[0] for text in look.tokens]
