@@ -23,6 +23,7 @@ from loopwm.records.errors import InputError
 from loopwm.records.files import PACKAGED
 from loopwm.records.template import END
 from loopwm.runtime import DEVICES, keep_for_reuse, settle, use_device
+from loopwm.text.memory import Memory
 from loopwm.text.model.checkpoint import load_checkpoint
 from loopwm.text.world import WorldModel
 from serve.engine.engine import Engine, Limits
@@ -52,6 +53,8 @@ DRAIN_HELP = "seconds after SIGTERM in which requests are still taken while /rea
 PROXIES_HELP = "addresses or networks of proxies whose X-Forwarded-For names the client in the access log"
 DEPTH_HELP = "loops of every forward, or an exit rule such as gate:tau=0.5,limit=4; default: the checkpoint's loops"
 
+MEMORY_HELP = "train episodes, as of `loopwm import`, to recall outcomes of worlds' actions from"
+
 SWITCH_INTERVAL = 0.0005
 """Interpreter switch interval in seconds, a tenth of Python's default."""
 
@@ -75,6 +78,7 @@ def build_parser() -> argparse.ArgumentParser:
     limits = Limits()
     parser.add_argument("--config", is_config_file=True, metavar="FILE", help="YAML file of these options")
     parser.add_argument("--model", type=Path, default=PACKAGED, help="checkpoint folder")
+    parser.add_argument("--memory", type=Path, nargs="+", default=[], metavar="EPISODES", help=MEMORY_HELP)
     parser.add_argument("--name", help=f"model name for clients; default: the folder's name, or {SHIPPED}")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=_port, default=8000, help="0 for a free one")
@@ -148,6 +152,7 @@ def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | Non
     name = args.name or (SHIPPED if folder == "pretrained" else folder)
     card = ModelCard(name, int(weights[0].stat().st_mtime), config.max_position_embeddings, depth)
     limits = Limits(args.max_batch, args.max_queue, cache_bytes=args.cache_bytes)
+    memory = Memory.load(args.memory) if args.memory else None
     rate_limiter = RateLimiter(None if keys is None else keys.quotas)
     file = None if args.worlds_file is None else WorldFile(args.worlds_file)
     world_limits = WorldLimits(args.world_ttl, args.max_worlds)
@@ -165,7 +170,7 @@ def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | Non
             ),
             rate_limiter,
         )
-        sessions = Sessions(service, world_model, worlds)
+        sessions = Sessions(service, world_model, worlds, memory)
         hosts = (*args.allowed_hosts, socket.gethostname())
         app = create_app(sessions, keys, hosts, log_json=args.access_log == "json")
         _log_accesses(args.access_log != "off")

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("loopwm", "data_prep", "eval", "serve", "lab")
 
 MAY_IMPORT = {
-    "loopwm": ("loopwm.worlds", "loopwm.records", "loopwm.runtime"),  # `loopwm.load`
+    "loopwm": ("loopwm.worlds", "loopwm.text", "loopwm.records", "loopwm.runtime"),  # `loopwm.load`
     "loopwm.records": (),
     "loopwm.runtime": ("loopwm.records",),
     "loopwm.core": ("loopwm.runtime",),
@@ -36,7 +36,8 @@ MAY_IMPORT = {
     "eval.pixels": ("eval.models", "eval.scores", "loopwm.pixel", "loopwm.records"),
     "eval": ("loopwm.records",),
     "serve.engine": (
-        *("loopwm.text.model", "loopwm.text.world_batch", "loopwm.text.drafts", "loopwm.core", "loopwm.runtime"),
+        *("loopwm.text.model", "loopwm.text.world_batch", "loopwm.text.drafts", "loopwm.text.decoding"),
+        *("loopwm.core", "loopwm.runtime"),
     ),
     "serve.generation": ("serve.engine", "loopwm.text.decoding", "loopwm.core", "loopwm.records"),
     "serve.worlds": (

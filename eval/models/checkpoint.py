@@ -14,6 +14,7 @@ from loopwm.records.files import sha256_of_files
 from loopwm.records.template import LONGEST_OBSERVATION, Context, ContextKind, FormatError, window_context
 from loopwm.records.training_episodes import TrainingEpisodes
 from loopwm.records.windows import Window
+from loopwm.text.memory import Memory
 from loopwm.text.world import World, WorldModel
 from loopwm.worlds.local import LocalWorlds
 from loopwm.worlds.protocol import Worlds
@@ -23,7 +24,8 @@ class CheckpointPredictor:
     """World model that encodes the context, advances without decoding, and decodes at the scored horizons.
 
     depth: loops of every pass or an exit rule, None for the checkpoint's default. greedy: decode the most probable
-    token at a time, not the likelier of two texts. device: the CPU by default. Raises InputError for a folder without a
+    token at a time, not the likelier of two texts. device: the CPU by default. memory: train episodes to recall
+    outcomes from. Raises InputError for a folder without a
     checkpoint, a depth outside its limits, or a rule that needs a gate it does not have.
     """
 
@@ -33,6 +35,7 @@ class CheckpointPredictor:
         depth: int | ExitRule | None = None,
         greedy: bool = False,
         device: torch.device | None = None,
+        memory: Sequence[Path] = (),
     ) -> None:
         try:
             self.world_model = WorldModel.from_pretrained(folder, device)
@@ -43,6 +46,7 @@ class CheckpointPredictor:
             self.depth = self.world_model.model.model.core.check(config.default_depth if depth is None else depth)
         except ValueError as error:
             raise InputError(f"--{error}") from error
+        self.memory = Memory.load(memory) if memory else None
         self.greedy = greedy or not isinstance(self.depth, Fixed)
         self.training_episodes = TrainingEpisodes.load(folder)
         self._hash = checkpoint_hash(folder)
@@ -50,11 +54,13 @@ class CheckpointPredictor:
     @property
     def identity(self) -> Mapping[str, str | int]:
         identity = {"model_sha256": self._hash, "depth": format_rule(self.depth)}
+        if self.memory is not None:
+            identity["memory_sha256"] = self.memory.sha256
         # Nothing for greedy decoding, so that folders of runs from before there was another can be resumed.
         return identity if self.greedy else {**identity, "decoding": "likelier of two"}
 
     def worlds(self) -> LocalWorlds:
-        return LocalWorlds(self.world_model, self.depth, LONGEST_OBSERVATION, self.greedy)
+        return LocalWorlds(self.world_model, self.depth, LONGEST_OBSERVATION, self.greedy, self.memory)
 
     def begin(self, windows: Sequence[Window], context_kind: ContextKind) -> LocalWorlds:
         """Start the windows' worlds. Raises InputError naming a window whose context cannot be encoded."""

@@ -46,6 +46,7 @@ _TAKEN_BY = {
     "depth": {CHECKPOINT},
     "device": {CHECKPOINT},
     "greedy": {CHECKPOINT},
+    "memory": {CHECKPOINT},
     "train_episodes": {"retrieve", "retrieve-names"},
 }
 """Kinds of model by option; options not listed here are of endpoints."""
@@ -58,6 +59,7 @@ class ModelOptions:
     depth: str | None = None
     device: str | None = None
     greedy: bool | None = None
+    memory: list[Path] | None = None
     train_episodes: list[Path] | None = None
     shots: int | None = None
     examples: Path | None = None
@@ -87,6 +89,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         const=True,
         help="decode a checkpoint's most probable token at a time, not the likelier of two texts",
     )
+    add("--memory", type=Path, nargs="+", metavar="FILE", help="train episodes that a checkpoint recalls outcomes from")
     add("--train-episodes", type=Path, nargs="+", metavar="FILE", help="train episodes of retrieve and retrieve-names")
     add("--shots", type=at_least_zero, help=f"examples in a language model's prompt (default: {DEFAULT_SHOTS})")
     add("--examples", type=Path, metavar="FILE", help="window file of these examples")
@@ -119,7 +122,8 @@ def make_predictor(
         from loopwm.runtime import use_device
 
         depth = None if options.depth is None else read_depth(options.depth)
-        return CheckpointPredictor(Path(model), depth, bool(options.greedy), use_device(options.device or "auto"))
+        device = use_device(options.device or "auto")
+        return CheckpointPredictor(Path(model), depth, bool(options.greedy), device, options.memory or ())
     shots = DEFAULT_SHOTS if options.shots is None else options.shots
     return _endpoint(model, options, load_shots(windows, options.examples, shots, context_kind, horizons))
 

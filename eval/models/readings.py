@@ -18,7 +18,7 @@ from itertools import accumulate, islice
 
 import numpy as np
 
-from eval.models.retrieve import Index, Question, Steps, TrainEpisode, verb
+from loopwm.text.memory import Index, Question, Steps, TrainEpisode, verb
 
 AT_MOST = 12
 """Most readings of a place that are compared."""

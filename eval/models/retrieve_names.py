@@ -8,20 +8,19 @@ answer.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from eval.models.alignment import Scene, rename, renaming
 from eval.models.readings import ReadingIndex, continue_in_view
-from eval.models.retrieve import Index, Place, Question, Retrieval, TrainEpisode, read_episodes_for, verb
+from eval.models.retrieve import Retrieval, read_episodes_for
 from eval.scores.metrics import names_of
 from loopwm.records.windows import Window
+from loopwm.text.memory import Index, Place, Question, TrainEpisode, retell, verb
 
 EARLIER_STEPS = 8
 """Earlier steps that are aligned as well."""
@@ -31,31 +30,24 @@ class RetrieveNames(Retrieval):
     def __init__(self, episodes: Sequence[TrainEpisode]) -> None:
         super().__init__(episodes)
         self._readings = cache(ReadingIndex)
-        self._by_verb = cache(_by_verb)
 
     def _answer(self, question: Question, index: Index) -> str:
         in_view = self._readings(index).look_up(question)
         if in_view.must_go_on:
             return continue_in_view(question, in_view.readings)
-        of_verb = self._by_verb(index).get(verb(question.actions[-1]), np.arange(len(index.places)))
-        fitting = np.asarray(in_view.agreeing) if in_view.agreed else of_verb
-        # Scores are of all places; `fitting` maps the best of those that fit back.
-        return retell(index.places[fitting[index.scores(question)[fitting].argmax()]], question)
+        fitting = np.asarray(in_view.agreeing) if in_view.agreed else index.of_verb(question.actions[-1])
+        numbers = fitting if fitting.size else np.arange(len(index.places))
+        return in_its_words(index.most_similar(question, numbers), question)
 
 
-def _by_verb(index: Index) -> Mapping[str, NDArray[np.int64]]:
-    """Return numbers of places by the verb of their action."""
-    numbers: dict[str, list[int]] = defaultdict(list)
-    for number, place in enumerate(index.places):
-        numbers[verb(place.action)].append(number)
-    return {name: np.array(some) for name, some in numbers.items()}
+def in_its_words(place: Place, question: Question) -> str:
+    """Return the place's answer with its names replaced by their counterparts in the question.
 
-
-def retell(place: Place, question: Question) -> str:
-    """Return the place's answer with its names replaced by their counterparts in the question."""
+    Where the environment declares no names, words of the action are.
+    """
     names = names_of(place.episode.env)
     if names is None:
-        return place.answer
+        return retell(place.answer, place.action, question.actions[-1])
     there = Scene([observation for _, observation in reversed(place.episode.steps[: place.step + 1])], names)
     here = Scene([observation for _, observation in reversed(question.history)], names)
     return rename(place.answer, renaming(*_pairs(place, question), there, here, names), names)

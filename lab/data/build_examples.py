@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eval.models.fewshot import ask
-from eval.models.retrieve import verb
 from eval.scores.suites import load_suite
 from lab.data.gzip_bytes import pack_gzip
 from loopwm.records.command import positive
@@ -21,6 +20,7 @@ from loopwm.records.errors import InputError
 from loopwm.records.files import write_atomic
 from loopwm.records.template import window_context
 from loopwm.records.windows import Window
+from loopwm.text.memory import verb
 
 EXAMPLE = "python -m lab build-examples --windows data/train-windows.jsonl.gz --out eval/data/examples-mine.jsonl.gz"
 

@@ -22,7 +22,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eval.models.retrieve import TrainEpisode, read_train_episodes
 from eval.scores.seen import Seen, environment_of, table_path
 from eval.scores.suites import Suite, load_suite
 from lab.data.gzip_bytes import pack_gzip
@@ -30,6 +29,7 @@ from loopwm.records.errors import InputError
 from loopwm.records.files import write_atomic
 from loopwm.records.training_episodes import FILE, TrainingEpisodes, digest
 from loopwm.records.windows import Window
+from loopwm.text.memory import TrainEpisode, read_train_episodes
 
 EXAMPLE = (
     "python -m lab build-seen --episodes data/episodes/train-gold data/episodes/train-noisy "

@@ -5,6 +5,8 @@ each list is less probable than "nothing", though some thing is more probable th
 second choice at one place, where it may be more probable as a whole, is decoded too, and the likelier one is returned:
 the first step of best-first beam search (Meister et al., 2020).
 
+A text recalled from recorded episodes (`loopwm.text.memory`) competes with it.
+
 Shape suffixes: B rows, L new columns, V vocabulary.
 """
 
@@ -15,14 +17,25 @@ from copy import copy
 from dataclasses import dataclass, field
 from itertools import accumulate, takewhile
 from math import inf, log
+from typing import NamedTuple
 
-from torch import Tensor
+from torch import Tensor, int64
 
 from loopwm.core import KVCache
 from loopwm.text.drafts import MOST_DRAFTED, Lookup
 
 UNLIKELY = 0.05
 """Probability below which a second choice is not followed, so that the text before the first other one is final."""
+
+TRUSTED = 4.0
+"""Nats by which a recalled text may be less probable than the decoded one and still be chosen."""
+
+
+class Recalled(NamedTuple):
+    """Tokens of a recalled text, and the nats by which it may be less probable than the decoded one to be chosen."""
+
+    ids: tuple[int, ...]
+    bonus: float
 
 
 @dataclass(frozen=True)
@@ -79,10 +92,15 @@ class Decoder:
     max_new_tokens: int
     drafts: bool
 
-    def likelier(self, fresh: Callable[[int], KVCache], lookups: Sequence[Lookup]) -> list[Hypothesis]:
+    def likelier(
+        self,
+        fresh: Callable[[int], KVCache],
+        lookups: Sequence[Lookup],
+        recalled: Sequence[Recalled | None] = (),
+    ) -> list[Hypothesis]:
         """Decode greedily, then the text that departs where another may be likelier; return the likelier ones.
 
-        fresh: returns the state of a row before its text. lookups: as in `greedy`.
+        fresh: returns the state of a row before its text. lookups: as in `greedy`. recalled: of each row, if any.
         """
         texts = self.greedy([fresh(row) for row in range(len(lookups))], [copy(lookup) for lookup in lookups])
         departures = ((row, departure(text.scores, text.seconds, text.ended)) for row, text in enumerate(texts))
@@ -92,9 +110,26 @@ class Decoder:
         for row, other in zip(places, others, strict=True):
             if other.ended and not (texts[row].ended and texts[row].log_probability >= other.log_probability):
                 texts[row] = other
+        self._compare(fresh, texts, recalled)
         for lookup, text in zip(lookups, texts, strict=True):
             lookup.extend([*text.tokens, self.end] if text.ended else text.tokens)
         return texts
+
+    def _compare(
+        self, fresh: Callable[[int], KVCache], texts: list[Hypothesis], recalled: Sequence[Recalled | None]
+    ) -> None:
+        """Replace the texts of rows that are not much more probable than what was recalled for them."""
+        others = {row: other for row, other in enumerate(recalled) if other and other.ids != texts[row].tokens}
+        others = {row: other for row, other in others.items() if len(other.ids) <= self.max_new_tokens}
+        if not others:
+            return
+        inputs = [[self.first, *other.ids] for other in others.values()]
+        logits_BLV, loops = self.forward([fresh(row) for row in others], inputs, 0, list(others))
+        for (row, (ids, bonus)), logits_LV, count in zip(others.items(), logits_BLV, loops, strict=True):
+            targets = logits_LV.new_tensor([*ids, self.end], dtype=int64)
+            scores = logits_LV[: len(targets)].float().log_softmax(-1).gather(-1, targets[:, None])[:, 0].tolist()
+            if not texts[row].ended or sum(scores) + bonus > texts[row].log_probability:
+                texts[row] = Hypothesis(ids, (count,) * len(scores), tuple(scores), ended=True)
 
     def _depart(self, text: Hypothesis, place: int) -> Hypothesis:
         """Return the beginning of a text with the second choice at a place."""

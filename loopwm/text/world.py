@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,7 +30,7 @@ from transformers import PreTrainedTokenizerFast
 from loopwm.core import ExitRule, Fixed, KVCache, RaggedBatch, quick_products
 from loopwm.records import template
 from loopwm.records.template import Context, ContextTooLongError, FormatError, Transition
-from loopwm.text.decoding import Decoded, Decoder, Hypothesis
+from loopwm.text.decoding import TRUSTED, Decoded, Decoder, Hypothesis, Recalled
 from loopwm.text.drafts import Lookup, SharedText
 from loopwm.text.model.checkpoint import load_checkpoint
 from loopwm.text.model.heads import Predictions
@@ -248,16 +249,23 @@ class WorldModel:
         lookups: Sequence[Lookup],
         max_new_tokens: int = template.LONGEST_OBSERVATION,
         greedy: bool = False,
+        recalled: Sequence[Recalled | None] = (),
     ) -> list[Decoded]:
         """Decode worlds of one row each and of one depth, with any histories, together.
 
         lookups: texts of each world up to its last action (`context_ids`, `action_ids`), extended by what is decoded.
+        recalled: competes with the decoded text of each world, unless `greedy`.
         """
         if not worlds:
             return []
         return self._decode(
-            lambda row: self.before_decoding(worlds[row]), lookups, max_new_tokens, worlds[0].depth, greedy
+            lambda row: self.before_decoding(worlds[row]), lookups, max_new_tokens, worlds[0].depth, greedy, recalled
         )
+
+    def recalled(self, context: Context, text: str) -> Recalled:
+        """Return an observation that was recalled in a world; it is chosen in any case where the world is foreign."""
+        foreign = self.is_foreign(context.goal, context.observation)
+        return Recalled(tuple(self._ids(template.clean(text))), inf if foreign else TRUSTED)
 
     def _decode(
         self,
@@ -266,6 +274,7 @@ class WorldModel:
         max_new_tokens: int,
         rule: ExitRule,
         greedy: bool,
+        recalled: Sequence[Recalled | None] = (),
     ) -> list[Decoded]:
         """Decode each row. Where exits depend on single tokens, greedily and without drafts."""
         if max_new_tokens < 1:
@@ -273,7 +282,7 @@ class WorldModel:
         fixed = isinstance(rule, Fixed)
         decoder = Decoder(partial(self._next_tokens, rule), self._obs, self._end, max_new_tokens, drafts=fixed)
         if fixed and not greedy:
-            return self._texts(decoder.likelier(fresh, lookups))
+            return self._texts(decoder.likelier(fresh, lookups, recalled))
         return self._texts(decoder.greedy([fresh(row) for row in range(len(lookups))], lookups))
 
     def _texts(self, best: Sequence[Hypothesis]) -> list[Decoded]:

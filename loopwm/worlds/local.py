@@ -11,8 +11,9 @@ import torch
 
 from loopwm.core import ExitRule
 from loopwm.records.template import LONGEST_OBSERVATION, Context, ContextTooLongError, FormatError
-from loopwm.text.decoding import Decoded
+from loopwm.text.decoding import Decoded, Recalled
 from loopwm.text.drafts import Lookup, SharedText, as_text
+from loopwm.text.memory import Memory
 from loopwm.text.world import World, WorldModel
 from loopwm.worlds.protocol import Imagined, check_lengths, check_rows, longer
 
@@ -21,7 +22,8 @@ class LocalWorlds:
     """Worlds of a checkpoint in this process.
 
     depth: loops of every pass or an exit rule, None for the checkpoint's default. greedy: decode the most probable
-    token at a time, not the likelier of two texts (`loopwm.text.decoding`).
+    token at a time, not the likelier of two texts (`loopwm.text.decoding`). memory: outcomes recalled from it compete
+    with these texts.
     """
 
     def __init__(
@@ -30,9 +32,12 @@ class LocalWorlds:
         depth: int | ExitRule | None = None,
         max_new_tokens: int = LONGEST_OBSERVATION,
         greedy: bool = False,
+        memory: Memory | None = None,
     ) -> None:
         self._model, self._depth, self._max_new_tokens, self._greedy = model, depth, max_new_tokens, greedy
+        self._memory = memory
         self._contexts: list[Context] = []
+        self._actions: list[tuple[str, ...]] = []
         self._real: list[World] = []
         self._now: list[World] = []
         self._shared = SharedText()
@@ -49,7 +54,7 @@ class LocalWorlds:
 
     def fresh(self) -> LocalWorlds:
         """Return other worlds of the same model, not begun."""
-        return LocalWorlds(self._model, self._depth, self._max_new_tokens, self._greedy)
+        return LocalWorlds(self._model, self._depth, self._max_new_tokens, self._greedy, self._memory)
 
     @property
     def steps_cut(self) -> tuple[int, ...]:
@@ -61,6 +66,7 @@ class LocalWorlds:
             raise FormatError("contexts", "must be at least one, got none")
         self._real = [self._model.encode([context], self._depth) for context in contexts]
         self._contexts, self._now = list(contexts), list(self._real)
+        self._actions = [()] * len(contexts)
         self._lookups = [self._lookup(context) for context in contexts]
 
     def restart(self, rows: Sequence[int], contexts: Sequence[Context]) -> None:
@@ -68,6 +74,7 @@ class LocalWorlds:
         for row, context in zip(rows, contexts, strict=True):
             self._real[row] = self._now[row] = self._model.encode([context], self._depth)
             self._contexts[row], self._lookups[row] = context, self._lookup(context)
+            self._actions[row] = ()
 
     def step(self, actions: Sequence[str], decode: bool = True, rows: Sequence[int] | None = None) -> list[Imagined]:
         """Step the given rows, None for all."""
@@ -78,12 +85,14 @@ class LocalWorlds:
         worlds = self._model.advance_each([self._now[row] for row in rows], actions)
         for row, world, action in zip(rows, worlds, actions, strict=True):
             self._now[row] = world
+            self._actions[row] += (action,)
             self._lookups[row].extend(self._model.action_ids(action))
         longest = self._model.model.config.max_position_embeddings - self._max_new_tokens
         full = [bool(world.state.next_position > longest) for world in worlds]
         seen = [row for row, over in zip(rows, full, strict=True) if decode and not over]
         states, lookups = [self._now[row] for row in seen], [self._lookups[row] for row in seen]
-        decoded = iter(self._model.decode_each(states, lookups, self._max_new_tokens, self._greedy))
+        recalled = [self._recall(row) for row in seen]
+        decoded = iter(self._model.decode_each(states, lookups, self._max_new_tokens, self._greedy, recalled))
         steps = zip(worlds, full, strict=True)
         return [
             Imagined("", finish="full") if over else self._imagined(world, next(decoded) if decode else None)
@@ -94,6 +103,7 @@ class LocalWorlds:
         check_rows(rows, len(self._contexts))
         fork = self.fresh()
         fork._contexts, fork._real = [self._contexts[row] for row in rows], [self._real[row] for row in rows]
+        fork._actions = [self._actions[row] for row in rows]
         fork._now, fork._lookups = [self._now[row] for row in rows], [copy(self._lookups[row]) for row in rows]
         return fork
 
@@ -102,6 +112,7 @@ class LocalWorlds:
         contexts = [longer(*step) for step in zip(self._contexts, actions, observations, strict=True)]
         self._real = [self._observed(world, context) for world, context in zip(self._real, contexts, strict=True)]
         self._contexts, self._now = contexts, list(self._real)
+        self._actions = [()] * len(contexts)
         self._lookups = [self._lookup(context) for context in contexts]
 
     def close(self) -> None:
@@ -109,6 +120,11 @@ class LocalWorlds:
 
     def _lookup(self, context: Context) -> Lookup:
         return Lookup(self._shared, as_text(self._model.context_ids(self._model.fit(context)[0])))
+
+    def _recall(self, row: int) -> Recalled | None:
+        context = self._contexts[row]
+        text = self._memory.recall(context, self._actions[row]) if self._memory else None
+        return None if text is None else self._model.recalled(context, text)
 
     def _observed(self, world: World, context: Context) -> World:
         """Append the last step of a context to the world of the others."""

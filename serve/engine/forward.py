@@ -175,20 +175,22 @@ class TokenScores:
         return self.tops[-1][0]
 
 
-def score(runner: ModelRunner, prompt: tuple[int, ...], depth: Fixed, top: int) -> ForwardGenerator[TokenScores]:
+def score(
+    runner: ModelRunner, prompt: tuple[int, ...], depth: Fixed, top: int, state: KVCache | None = None
+) -> ForwardGenerator[TokenScores]:
     """Score the tokens of a prompt.
 
-    top: number of alternatives at each position.
+    top: number of alternatives at each position. state: of one row before the prompt, which stays as it is.
     """
-    state = KVCache(1, runner.device)
-    state.reserved = len(prompt)
+    if state is None:
+        state = KVCache(1, runner.device)
+        state.reserved = len(prompt)
     chosen: list[float] = []
     tops: list[tuple[tuple[int, float], ...]] = []
-    while state.length < len(prompt):
-        start = state.length
-        result: PrefillResult = yield PrefillChunk(runner, state, prompt[start:], depth.limit)
+    while rest := prompt[len(tops) :]:
+        result: PrefillResult = yield PrefillChunk(runner, state, rest, depth.limit)
         state = result.state
-        scores = _score_chunk(runner, result, prompt[start + 1 : state.length + 1], max(top, 1))
+        scores = _score_chunk(runner, result, rest[1 : len(result.hidden) + 1], max(top, 1))
         chosen += scores.chosen
         tops += scores.tops
     return TokenScores(tuple(chosen), tuple(tops))

@@ -11,9 +11,10 @@ from math import log
 from typing import Any, TypeVar
 
 from loopwm.core import Fixed
-from loopwm.text.decoding import UNLIKELY, departure
+from loopwm.text.decoding import UNLIKELY, Recalled, departure
 from serve.engine.engine import Engine
-from serve.engine.requests import Event, Request
+from serve.engine.forward import score
+from serve.engine.requests import Event, Request, WorkItem
 from serve.engine.requests import Finish as Finish
 from serve.engine.requests import Scores as Scores
 from serve.generation.detokenizer import Detokenizer
@@ -67,7 +68,8 @@ class TextStream:
         self.loops: list[int] = []
         self.finish = Finish.STOP
         self.end_score: float | None = None
-        self._requests, self._detokenizer = [request], detokenizer
+        self._first, self._detokenizer = request, detokenizer
+        self._work: list[WorkItem] = [request]
         self._engine, self._metrics, self._charge = engine, metrics, charge
         self._events: asyncio.Queue[tuple[float, Event]] = asyncio.Queue()
         self._arrived = self._last = time.perf_counter()
@@ -94,14 +96,14 @@ class TextStream:
             # Recorded before the last delta: its reader may stop there.
             outcome = None
             seconds = time.perf_counter() - self._arrived
-            self._metrics.record_end(self.finish, len(self._requests[0].prompt), self.tokens, seconds)
+            self._metrics.record_end(self.finish, len(self._first.prompt), self.tokens, seconds)
             yield TextDelta(rest, tuple(new_tokens))
         except Exception:
             outcome = "error"
             raise
         finally:
-            for request in self._requests:
-                request.cancelled = True
+            for item in self._work:
+                item.cancelled = True
             if outcome is not None:
                 self._metrics.record_outcome(outcome)
 
@@ -113,7 +115,7 @@ class TextStream:
 
     async def _read(self) -> AsyncIterator[Event]:
         """Yield events with a token."""
-        first = self._requests[0]
+        first = self._first
         likelier = first.params.likelier and isinstance(first.depth, Fixed)
         async for now, event in self._likelier() if likelier else _received(self._events):
             self._metrics.record_token(now - self._last, event, 0 if self.loops else len(first.prompt))
@@ -127,14 +129,17 @@ class TextStream:
                 self.finish = event.finish
 
     async def _likelier(self) -> AsyncIterator[tuple[float, Event]]:
-        """Yield the events of the likelier of two texts (`loopwm.text.decoding`).
+        """Yield the events of the likeliest text (`loopwm.text.decoding`).
 
-        Those before the first likely second choice, which are the same in both, come at once, the others at the end.
+        Those before the first likely second choice and the first difference from what was recalled, which are the same
+        in all, come at once, the others at the end.
         """
+        recalled = self._first.recalled
         events: list[Event] = []
         sent = 0
         async for now, event in _received(self._events):
-            if sent == len(events) and self._second(event)[1] < log(UNLIKELY):
+            same = recalled is None or recalled.ids[sent : sent + 1] == (event.token,)
+            if sent == len(events) and same and self._second(event)[1] < log(UNLIKELY):
                 sent += 1
                 yield now, event
             events.append(event)
@@ -144,8 +149,32 @@ class TextStream:
             other = [*events[:place], *await self._depart(events, place)]
             if other[-1].finish is Finish.STOP and not (ended and sum(scores) >= sum(_scores(other))):
                 events = other
+        if recalled is not None and len(recalled.ids) <= (self._first.params.max_tokens or 0):
+            events = await self._compare(events, recalled)
         for event in events[sent:]:
             yield time.perf_counter(), event
+
+    async def _compare(self, events: list[Event], recalled: Recalled) -> list[Event]:
+        """Return the events of the recalled text if the decoded one is not much more probable."""
+        ended = events[-1].finish is Finish.STOP
+        if ended and recalled.ids == tuple(event.token for event in events[:-1]):
+            return events
+        first, end = self._first, self._engine.end_token
+        received: asyncio.Queue[Any] = asyncio.Queue()
+        limit = Fixed(first.depth.limit)
+        steps = score(self._engine.runner, (*first.prompt, *recalled.ids, end), limit, 0, first.start)
+        deliver = _delivery(received, self._engine)
+        item = WorkItem(steps=steps, deliver=deliver, ctx=first.ctx, num_tokens=len(recalled.ids), loops=limit.limit)
+        self._work.append(item)
+        self._engine.add(item)
+        _, result = await received.get()
+        if isinstance(result, Exception):
+            raise result
+        scores = result.chosen[len(first.prompt) - 1 :]
+        if ended and sum(scores) + recalled.bonus <= sum(_scores(events)):
+            return events
+        tokens = [Event(token, limit.limit, Scores(value)) for token, value in zip(recalled.ids, scores, strict=False)]
+        return [*tokens, Event(loops=limit.limit, scores=Scores(scores[-1]), finish=Finish.STOP)]
 
     async def _depart(self, events: Sequence[Event], place: int) -> list[Event]:
         """Decode the rest of the text that takes the second choice at a place."""
@@ -153,7 +182,7 @@ class TextStream:
         token, score = self._second(event)
         if token == self._engine.end_token:
             return [Event(loops=event.loops, scores=Scores(score), finish=Finish.STOP)]
-        first = self._requests[0]
+        first = self._first
         assert first.params.max_tokens is not None
         room = first.params.max_tokens - place - 1
         departing = Event(token, event.loops, Scores(score), None if room else Finish.LENGTH)
@@ -170,7 +199,7 @@ class TextStream:
             deliver=_delivery(rest, self._engine),
             ctx=first.ctx,
         )
-        self._requests.append(request)
+        self._work.append(request)
         self._engine.submit([request])
         return [departing, *[event async for _, event in _received(rest)]]
 
@@ -196,7 +225,7 @@ def _scores(events: Sequence[Event]) -> list[float]:
     return [event.scores.chosen for event in events if event.scores is not None]
 
 
-def _delivery(events: asyncio.Queue[tuple[float, Event]], engine: Engine) -> Callable[[Event], None]:
+def _delivery(events: asyncio.Queue[tuple[float, T]], engine: Engine) -> Callable[[T], None]:
     """Return a callback from the engine's thread to a stream's queue.
 
     It must not refer to the stream, which holds the request: the cycle would keep a world's KV cache in memory until

@@ -15,7 +15,9 @@ from typing import Any, Literal, NamedTuple
 from loopwm.core.kv_cache import SLACK
 from loopwm.records import template as template
 from loopwm.records.template import Context, ContextTooLongError, FormatError
+from loopwm.text.decoding import Recalled
 from loopwm.text.drafts import as_text
+from loopwm.text.memory import Memory
 from loopwm.text.model.tokenizer import special_ids
 from loopwm.text.world import World, WorldModel
 from serve.engine.requests import Finish, Request, RequestContext
@@ -112,6 +114,13 @@ class CachedWorld(NamedTuple):
     world: World
 
 
+class _Hints(NamedTuple):
+    """Text to draft an observation from, and one that was recalled."""
+
+    context: str
+    recalled: Recalled | None
+
+
 @dataclass
 class PendingStep:
     """Steps of a world while their observations are decoded. The session is locked until `finish`, or the call's end.
@@ -172,8 +181,9 @@ def _decoded(step: Step, deltas: Sequence[TextDelta], stream: TextStream) -> Ima
 class Sessions:
     """World sessions of one model."""
 
-    def __init__(self, service: Service, model: WorldModel, store: WorldStore) -> None:
+    def __init__(self, service: Service, model: WorldModel, store: WorldStore, memory: Memory | None = None) -> None:
         self.service = service
+        self._memory = memory
         self.store = store
         self._model = model
         self._cache = service.engine.cache
@@ -264,8 +274,9 @@ class Sessions:
         held = len(request.actions) * (size + SLACK)  # the world after each action is a copy
         steps = await self.service.work(ctx, work, held, world.depth.limit)
         first = {"last": len(steps) - 1, "each": 0, "none": len(steps)}[request.decode]
-        text = await self._text_before(session.log, request.actions)
-        streams = [self._stream(ctx, steps[i].world, request, i, text) for i in range(first, len(steps))]
+        hints = [await self._hints(session.log, request.actions[: i + 1]) for i in range(first, len(steps))]
+        numbers = range(first, len(steps))
+        streams = [self._stream(ctx, steps[i].world, request, i, hint) for i, hint in zip(numbers, hints, strict=True)]
         return PendingStep(self, session, request, steps, streams, lock)
 
     def change(self, session: Session, log: WorldLog, world: World, answer: Answer | None = None) -> None:
@@ -330,8 +341,8 @@ class Sessions:
             actions = candidates[best]
             again = advance(self._model, world, actions, ["candidates"] * len(actions))
             steps = await self.service.work(ctx, again, sum(map(sizes.__getitem__, actions)), world.depth.limit)
-            before = await self._text_before(session.log, actions)
-            text = await self._stream(ctx, steps[-1].world, StepRequest((), "last", max_tokens), 0, before).text()
+            hints = await self._hints(session.log, actions)
+            text = await self._stream(ctx, steps[-1].world, StepRequest((), "last", max_tokens), 0, hints).text()
         return scores, best, text
 
     async def actions(
@@ -353,7 +364,7 @@ class Sessions:
         self.service.charge(ctx, size)
         work = advance(self._model, world, [action], [field])
         (step,) = await self.service.work(ctx, work, size + SLACK, world.depth.limit)
-        stream = self._stream(ctx, step.world, request, 0, await self._text_before(log, [action]))
+        stream = self._stream(ctx, step.world, request, 0, await self._hints(log, [action]))
         return _decoded(step, await stream.deltas(), stream)
 
     async def _world(self, ctx: RequestContext, session: Session) -> World:
@@ -399,23 +410,23 @@ class Sessions:
         texts = {action: template.render_step(action, self._model.slots) for action in actions}
         return await asyncio.to_thread(lambda: {action: self._model.count(text) for action, text in texts.items()})
 
-    async def _text_before(self, log: WorldLog, actions: Sequence[str]) -> str:
-        """Return the text that observations after these actions are drafted from."""
+    async def _hints(self, log: WorldLog, actions: Sequence[str]) -> _Hints:
+        """Return what helps to decode the observation after these actions."""
 
-        def read() -> str:
-            return self._text(log.context) + as_text(self._model.action_ids(actions[-1])[:-1] if actions else ())
+        def read() -> _Hints:
+            text = self._text(log.context) + as_text(self._model.action_ids(actions[-1])[:-1] if actions else ())
+            told = None if self._memory is None else self._memory.recall(log.context, (*log.actions, *actions))
+            return _Hints(text, None if told is None else self._model.recalled(log.context, told))
 
         return await asyncio.to_thread(read)
 
-    def _stream(self, ctx: RequestContext, world: World, request: StepRequest, index: int, text: str) -> TextStream:
-        """Start decoding the observation of a world. Raises ContextTooLongError if there is no room for one.
-
-        text: to draft from.
-        """
+    def _stream(self, ctx: RequestContext, world: World, request: StepRequest, index: int, hints: _Hints) -> TextStream:
+        """Start decoding the observation of a world. Raises ContextTooLongError if there is no room for one."""
         start = self._model.before_decoding(world)
         room = self.service.card.max_length - start.length - 1
         if room < 1:
             raise ContextTooLongError("actions", f"leave no room to decode in {self.service.card.max_length} tokens")
         params = request.params(index, room)
-        (stream,) = self.service.streams(ctx, [Request((self._obs,), params, world.depth, start, context=text)])
+        asked = Request((self._obs,), params, world.depth, start, context=hints.context, recalled=hints.recalled)
+        (stream,) = self.service.streams(ctx, [asked])
         return stream

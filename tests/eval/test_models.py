@@ -13,7 +13,7 @@ from eval.models.checkpoint import CheckpointPredictor
 from loopwm.records.template import window_context
 from loopwm.text.world import WorldModel, tokens_per_byte
 from tests.fixtures.models import random_model, save_checkpoint
-from tests.fixtures.windows import MakeWindow, WriteSuite
+from tests.fixtures.windows import MakeWindow, WriteSuite, episode
 
 
 def test_a_checkpoint_with_heads_predicts_rewards_and_ends(
@@ -89,7 +89,7 @@ def test_greedy_decoding_of_a_run_is_recorded(
     asked = []
     decode = WorldModel.decode_each
     monkeypatch.setattr("eval.models.checkpoint.LONGEST_OBSERVATION", 4)
-    monkeypatch.setattr(WorldModel, "decode_each", lambda *a: asked.append(a[-1]) or decode(*a))
+    monkeypatch.setattr(WorldModel, "decode_each", lambda *a: asked.append(a[-2]) or decode(*a))
     arguments = ["run", "--suite", str(write_suite([make_window("w")])), "--context", "observed", "--horizons", "1"]
     for out, options in (("likelier", []), ("greedy", ["--greedy"])):
         assert main([*arguments, "--model", str(checkpoint), *options, "--out", str(tmp_path / out)]) == 0
@@ -97,6 +97,24 @@ def test_greedy_decoding_of_a_run_is_recorded(
     assert [run["provenance"].get("decoding") for run in runs] == ["likelier of two", None]
     assert asked == [False, True]
     assert main([*arguments, "--model", "copy", "--greedy", "--out", str(tmp_path / "copy")]) == 2
+
+
+def test_outcomes_recalled_from_a_memory_are_predicted_and_recorded(
+    checkpoint: Path, make_window: MakeWindow, write_suite: WriteSuite, tmp_path: Path, capsys
+) -> None:
+    memory = tmp_path / "train.jsonl"
+    memory.write_text(episode(("take red pan", "You take the red pan."), env="elsewhere"))
+    window = make_window("w", goal="Æ" * 50, actions=["take blue pan"], env="elsewhere")  # foreign
+    model = shutil.copytree(checkpoint, tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"tokens_per_byte": 0.0}))
+    arguments = ["run", "--suite", str(write_suite([window])), "--context", "observed", "--horizons", "1"]
+    out, options = tmp_path / "out", ["--model", str(model), "--memory", str(memory)]
+    assert main([*arguments, *options, "--out", str(out)]) == 0
+    assert json.loads((out / "predictions.jsonl").read_text())["prediction"] == "You take the blue pan."
+    assert json.loads((out / "results.json").read_text())["provenance"]["memory_sha256"]
+    assert main([*arguments, "--model", "copy", "--memory", str(memory), "--out", str(tmp_path / "copy")]) == 2
+    assert "--memory: not an option of 'copy'" in capsys.readouterr().err
 
 
 def test_a_head_over_the_context_limit_names_the_window(checkpoint: Path, make_window: MakeWindow) -> None:

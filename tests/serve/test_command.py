@@ -22,6 +22,7 @@ from loopwm.records.command import missing_package
 from loopwm.text.model.configuration import PRESETS, LoopWMConfig
 from loopwm.text.model.modeling import LoopWMForCausalLM
 from serve.start import build_parser, listen, main
+from tests.fixtures.windows import episode
 
 ROOT = Path(__file__).parents[2]
 
@@ -204,13 +205,20 @@ def test_the_key_file_is_read_again_when_told_and_nothing_that_runs_is_dropped(c
 
 
 @pytest.mark.slow
-def test_it_serves_under_the_folders_name_and_finishes_what_runs_when_told_to_end(checkpoint):
-    command = [sys.executable, "-m", "serve", "--model", str(checkpoint), "--port", "0"]
+def test_it_serves_under_the_folders_name_and_finishes_what_runs_when_told_to_end(checkpoint, tmp_path):
+    memory = tmp_path / "train.jsonl"
+    memory.write_text(episode(("take red pan", "You take the red pan.")))
+    command = [sys.executable, "-m", "serve", "--model", str(checkpoint), "--port", "0", "--memory", str(memory)]
     environment = {**os.environ, "NO_PROXY": "127.0.0.1"}
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         base = server.stdout.readline().split()[-1]
         assert base.startswith("http://127.0.0.1:")
+        world = httpx.post(f"{base}/worlds", json={"model": "tiny-world", "goal": "g", "observation": "o"}).json()
+        step = httpx.post(
+            f"{base}/worlds/{world['id']}/step", json={"actions": "take blue pan", "max_tokens": 12}
+        ).json()
+        assert step["steps"][0]["observation"] == "You take the blue pan."
         body = {"model": "tiny-world", "prompt": "boil", "max_tokens": 60, "temperature": 2, "stream": True}
         with httpx.stream("POST", f"{base}/completions", json=body, timeout=None) as response:
             lines = response.iter_lines()

@@ -115,11 +115,18 @@ class Toy:
         self.probabilities, self.passes = probabilities, 0
 
     def decode(self, lookup: Lookup | None = None, max_new_tokens: int = 9, greedy: bool = False):
-        decoder = Decoder(self._forward, 9, END, max_new_tokens, drafts=True)
+        decoder = self.decoder(max_new_tokens)
         lookups = [lookup or Lookup(SharedText(), "")]
         if greedy:
             return decoder.greedy([Rows(()) for _ in lookups], lookups)
-        return decoder.likelier(lambda row: Rows(()), lookups)
+        return decoder.likelier(self.fresh, lookups)
+
+    def decoder(self, max_new_tokens: int = 9) -> Decoder:
+        return Decoder(self._forward, 9, END, max_new_tokens, drafts=True)
+
+    @staticmethod
+    def fresh(row: int) -> Rows:
+        return Rows(())
 
     def _forward(self, states, tokens, step, rows):
         self.passes += 1

@@ -1,0 +1,236 @@
+"""Memory: recorded episodes, and what followed their steps that are most similar to a question, by BM25.
+
+A document is one step of an episode, described by its action, the k - 1 actions before it, and the texts before those:
+the last observation, the two before it, and the goal. A prefix of each word names its field, and actions count also as
+whole strings. BM25 is without length normalisation (b = 0), so that a question without history matches the same
+documents. It needs no torch.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from functools import cache, cached_property
+from itertools import pairwise
+from pathlib import Path
+
+import bm25s
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from loopwm.records.episodes import TRAIN_SPLITS, read_episodes
+from loopwm.records.errors import InputError
+from loopwm.records.files import line_files, sha256
+from loopwm.records.template import Context
+from loopwm.records.training_episodes import episode_hash
+
+ACTION_WEIGHT = 10
+"""Repeats of the whole string of the action to predict."""
+
+OBSERVATION_WEIGHT = 2
+EARLIER_OBSERVATIONS = 2
+
+MOST_ACTIONS = 8
+"""Actions since the last observation beyond which nothing is recalled: every number has an index of its own."""
+
+_WORD = re.compile(r"[a-z0-9]+")
+Steps = Sequence[tuple[str, str]]
+"""(action, observation) pairs up to now; the first action is empty."""
+
+
+@dataclass(frozen=True)
+class TrainEpisode:
+    """Train episode.
+
+    steps: (action, observation) pairs, stripped; the first action is empty. hash: its name in checkpoints.
+    """
+
+    env: str
+    policy: str
+    goal: str
+    steps: tuple[tuple[str, str], ...]
+    hash: int = field(repr=False)
+
+    @property
+    def hashed(self) -> bytes:
+        """Return its contribution to the SHA-256 of episodes, independent of files."""
+        return f"{self!r}\n".encode()
+
+
+def read_train_episodes(paths: Iterable[Path]) -> Iterator[TrainEpisode]:
+    """Yield the episodes of files and folders. Raises InputError for one outside the train split."""
+    for path in line_files(paths):
+        episodes = tqdm(read_episodes(path), desc=path.name, unit="episode", leave=False)
+        for line, episode in enumerate(episodes, start=1):
+            if episode.split not in TRAIN_SPLITS:
+                raise InputError(f"{path}: line {line}: split: must be train, got {episode.split!r}")
+            steps = [((step.action or "").strip(), step.observation.strip()) for step in episode.steps]
+            if not all(action for action, _ in steps[1:]):
+                raise InputError(f"{path}: line {line}: action: must not be empty")
+            number = int(episode_hash(episode), 16)
+            yield TrainEpisode(episode.env, episode.policy, episode.goal, tuple(steps), number)
+
+
+def episodes_sha256(episodes: Iterable[TrainEpisode]) -> str:
+    return sha256(b"".join(episode.hashed for episode in episodes))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Step of a train episode, `horizon` actions after the observations that describe it."""
+
+    episode: TrainEpisode
+    step: int
+    horizon: int
+
+    @property
+    def now(self) -> int:
+        """Return the last observed step."""
+        return self.step - self.horizon
+
+    @property
+    def history(self) -> Steps:
+        return self.episode.steps[: self.now + 1]
+
+    @property
+    def action(self) -> str:
+        return self.episode.steps[self.step][0]
+
+    @property
+    def actions(self) -> list[str]:
+        return [action for action, _ in self.episode.steps[self.now + 1 : self.step + 1]]
+
+    @property
+    def answer(self) -> str:
+        return self.episode.steps[self.step][1]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a context shows, and actions: the observation after the last of them is asked for."""
+
+    goal: str
+    history: Steps
+    actions: Sequence[str]
+
+    @classmethod
+    def of(cls, context: Context, actions: Sequence[str]) -> Question:
+        steps = [("", context.observation), *((step.action, step.observation) for step in context.history)]
+        return cls(context.goal, steps, actions)
+
+    @property
+    def now(self) -> int:
+        return len(self.history) - 1
+
+
+class Index:
+    """Places of an environment at one horizon, with their similarity to a question."""
+
+    def __init__(self, episodes: Sequence[TrainEpisode], horizon: int) -> None:
+        self.episodes = episodes
+        self.places = [Place(e, step, horizon) for e in episodes for step in range(horizon, len(e.steps))]
+        self._verbs = np.array([verb(place.action) for place in self.places])
+        self._bm25 = bm25s.BM25(k1=1.5, b=0.0)
+        if self.places:
+            terms = [describe(place.episode.goal, place.history, place.actions) for place in self.places]
+            self._bm25.index(terms, show_progress=False)
+
+    def scores(self, question: Question) -> NDArray[np.float32]:
+        """Return similarities by place, (places,)."""
+        scores: NDArray[np.float32] = self._bm25.get_scores(describe(question.goal, question.history, question.actions))
+        return scores
+
+    def of_verb(self, action: str) -> NDArray[np.int64]:
+        """Return the numbers of the places whose action has the same verb, in order."""
+        return np.flatnonzero(self._verbs == verb(action))
+
+    def most_similar(self, question: Question, numbers: NDArray[np.int64]) -> Place:
+        """Return the most similar of some places, of which there is one; of equal ones the first."""
+        return self.places[numbers[self.scores(question)[numbers].argmax()]]
+
+
+class Memory:
+    """Recorded episodes to recall from, whatever their environment."""
+
+    def __init__(self, episodes: Sequence[TrainEpisode]) -> None:
+        self._episodes = episodes
+        self._index = cache(lambda horizon: Index(self._episodes, horizon))
+
+    @classmethod
+    def load(cls, paths: Sequence[Path]) -> Memory:
+        """Read files and folders. Raises InputError for an episode outside the train split, or if there are none."""
+        episodes = list(read_train_episodes(paths))
+        if not episodes:
+            raise InputError("--memory: must hold an episode, got none")
+        return cls(episodes)
+
+    @cached_property
+    def sha256(self) -> str:
+        return episodes_sha256(self._episodes)
+
+    def recall(self, context: Context, actions: Sequence[str]) -> str | None:
+        """Return a likely observation after the last action, None if there is nothing to recall.
+
+        A single action that was taken in the context after the same observation brings the same again; everything else
+        brings what it did at the most similar recorded step with the same verb.
+        """
+        if not 0 < len(actions) <= MOST_ACTIONS:
+            return None
+        question = Question.of(context, actions)
+        if len(actions) == 1 and (again := _seen_before(question)) is not None:
+            return again
+        index: Index = self._index(len(actions))
+        numbers = index.of_verb(actions[-1])
+        if not numbers.size:
+            return None
+        place = index.most_similar(question, numbers)
+        return retell(place.answer, place.action, actions[-1])
+
+
+def _seen_before(question: Question) -> str | None:
+    """Return what the action brought when it was last taken after the same observation."""
+    now = (question.history[-1][1], question.actions[0])
+    steps = reversed(list(pairwise(question.history)))
+    return next((after for (_, before), (action, after) in steps if (before, action) == now), None)
+
+
+def verb(action: str) -> str:
+    return next(iter(action.split()), "")
+
+
+def retell(answer: str, action: str, asked: str) -> str:
+    """Return the answer to an action, with words of the action replaced by those in their place in the asked one."""
+    old, new = action.split(), asked.split()
+    spans = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+    words = {" ".join(old[i:j]): " ".join(new[k:n]) for kind, i, j, k, n in spans if kind == "replace"}
+    longest_first = sorted(map(re.escape, words), key=len, reverse=True)
+    pattern = re.compile(rf"(?<![\w-])(?:{'|'.join(longest_first) or '(?!)'})(?![\w-])")
+    return pattern.sub(lambda match: words[match[0]], answer)
+
+
+def describe(goal: str, steps: Steps, actions: Sequence[str]) -> list[str]:
+    """Return the terms of a place: its goal, the steps up to now, and the next actions, the last to be predicted."""
+    *between, last = actions
+    last_action, last_observation = steps[-1]
+    terms = [f"action={_squeeze(last)}"] * ACTION_WEIGHT + _words("action", last)
+    for back, action in enumerate(reversed(between), start=1):
+        terms += [f"between{back}={_squeeze(action)}", *_words("between", action)]
+    terms += _words("now", last_observation) * OBSERVATION_WEIGHT
+    terms += [f"done={_squeeze(last_action)}"]
+    for _, observation in steps[-1 - EARLIER_OBSERVATIONS : -1]:
+        terms += _words("before", observation)
+    return terms + _words("goal", goal)
+
+
+@cache
+def _words(mark: str, text: str) -> list[str]:
+    """Return the distinct words, prefixed. Cached: every observation is part of many documents."""
+    return [sys.intern(f"{mark}:{word}") for word in sorted(set(_WORD.findall(text.lower())))]
+
+
+def _squeeze(action: str) -> str:
+    return " ".join(action.lower().split())

@@ -1,0 +1,145 @@
+"""What is recalled from recorded episodes, and when it replaces what was decoded."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from loopwm.records.errors import InputError
+from loopwm.records.template import Context, Transition
+from loopwm.text.decoding import TRUSTED, Recalled
+from loopwm.text.drafts import Lookup, SharedText
+from loopwm.text.memory import MOST_ACTIONS, Index, Memory, Question, describe, retell
+from loopwm.worlds.local import LocalWorlds
+from tests.fixtures.windows import episode
+from tests.text.test_decoding import EMPTY_OR_FULL, Toy
+
+KITCHEN = Context("", "Start.", (Transition("go to kitchen", "A stove."),))
+
+
+@pytest.fixture
+def memory(tmp_path) -> Memory:
+    path = tmp_path / "train.jsonl"
+    path.write_text(
+        episode(("go to kitchen", "A stove."), ("take red pan", "You take the red pan."), ("wait", "Time passes."))
+        + episode(("go to bathroom", "A bath."), ("take soap", "It is slippery."), ("open door", "It opens."))
+    )
+    return Memory.load([path])
+
+
+def test_the_most_similar_step_of_the_verb_answers_in_the_words_of_the_action(memory):
+    assert memory.recall(KITCHEN, ["take blue pan"]) == "You take the blue pan."
+    assert memory.recall(Context("", "A bath."), ["take soap"]) == "It is slippery."
+    assert memory.recall(KITCHEN, ["take red pan", "wait"]) == "Time passes."
+    assert memory.recall(KITCHEN, ["sing"]) is None
+    assert memory.recall(KITCHEN, []) is None
+    assert memory.recall(KITCHEN, ["wait"] * (MOST_ACTIONS + 1)) is None
+
+
+def test_what_the_action_brought_here_before_comes_first(memory):
+    steps = (Transition("take red pan", "It is hot."), Transition("wait", "A stove."))
+    again = Context("", "Start.", (*KITCHEN.history, *steps))
+    assert memory.recall(again, ["take red pan"]) == "It is hot."
+    assert memory.recall(again, ["take pan", "take red pan"]) != "It is hot."  # what it was taken after is not known
+    elsewhere = Context("", "Start.", (*again.history, Transition("go to hall", "A hall.")))
+    assert memory.recall(elsewhere, ["take red pan"]) == "You take the red pan."
+
+
+@pytest.mark.parametrize(
+    ("answer", "action", "asked", "told"),
+    [
+        (
+            "You put the red pan in the box.",
+            "put red pan in box",
+            "put blue cup in box",
+            "You put the blue cup in the box.",
+        ),
+        ("A pan, pans, a stew-pan.", "take pan", "take cup", "A cup, pans, a stew-pan."),
+        ("Taken: pan.", "take pan", "take pan from stove", "Taken: pan."),  # nothing stands in the place of the rest
+        ("red blue", "mix red blue", "mix blue red", "red blue"),
+    ],
+)
+def test_words_in_the_place_of_the_actions_are_replaced(answer, action, asked, told):
+    assert retell(answer, action, asked) == told
+
+
+def test_similarity_is_bm25_written_out(memory):
+    index = Index(memory._episodes, 1)
+    documents = [describe(place.episode.goal, place.history, place.actions) for place in index.places]
+    question = Question.of(KITCHEN, ["take pan"])
+    expected = [0.0] * len(documents)
+    for term in describe(question.goal, question.history, question.actions):
+        holding = sum(term in document for document in documents)
+        idf = math.log(1 + (len(documents) - holding + 0.5) / (holding + 0.5))
+        for number, document in enumerate(documents):
+            expected[number] += idf * document.count(term) / (document.count(term) + 1.5)
+    assert index.scores(question).tolist() == pytest.approx(expected, rel=1e-4)
+
+
+def test_episodes_of_other_splits_and_none_are_one_line(tmp_path):
+    (tmp_path / "test.jsonl").write_text(episode(("wait", "Ok."), split="test"))
+    with pytest.raises(InputError, match=r"test\.jsonl: line 1: split: must be train, got 'test'"):
+        Memory.load([tmp_path / "test.jsonl"])
+    (tmp_path / "none.jsonl").write_text("")
+    with pytest.raises(InputError, match="--memory: must hold an episode, got none"):
+        Memory.load([tmp_path / "none.jsonl"])
+
+
+@pytest.mark.parametrize(("bonus", "tokens"), [(0.5, (2,)), (0.6, (1, 5))])
+def test_a_recalled_text_may_be_less_probable_by_its_bonus(bonus, tokens):
+    """0.7 * 0.25 = 0.175 against 0.3 of the decoded text: 0.54 nats less."""
+    assert decoded(Recalled((1, 5), bonus)).tokens == tokens
+
+
+def decoded(recalled: Recalled, **limits: int):
+    toy = Toy(EMPTY_OR_FULL)
+    decoder = toy.decoder(**limits)
+    (text,) = decoder.likelier(toy.fresh, [Lookup(SharedText(), "")], [recalled])
+    return text
+
+
+def test_a_recalled_text_has_its_scores_and_loops():
+    text = decoded(Recalled((1, 5), 9.0))
+    assert text.ended
+    assert text.loops == (1, 1, 1)
+    assert text.scores == pytest.approx((math.log(0.7), math.log(0.25), 0.0))
+
+
+def test_a_recalled_text_beyond_the_limit_is_not_taken():
+    assert decoded(Recalled((1, 5), math.inf), max_new_tokens=1).tokens != (1, 5)
+
+
+def test_a_recalled_text_replaces_one_that_was_cut():
+    endless = {(1,) * n: {1: 1.0} for n in range(9)} | {(1, 1): {1: 0.999, 3: 0.001}}
+    toy = Toy(endless)
+    (text,) = toy.decoder(max_new_tokens=4).likelier(toy.fresh, [Lookup(SharedText(), "")], [Recalled((1, 1, 3), 0.0)])
+    assert text.tokens == (1, 1, 3)
+
+
+def test_foreign_worlds_take_what_is_recalled_and_others_weigh_it(library, memory, monkeypatch):
+    monkeypatch.setattr(library.model.config, "tokens_per_byte", 1e9)
+    assert library.recalled(KITCHEN, "Ok.") == (tuple(library._ids("Ok.")), TRUSTED)
+    monkeypatch.setattr(library.model.config, "tokens_per_byte", 0.0)
+    assert library.recalled(KITCHEN, "Ok.").bonus == math.inf
+    worlds = LocalWorlds(library, memory=memory)
+    worlds.begin([KITCHEN])
+    for each in (worlds, worlds.fork([0]), worlds.fresh()):
+        each.begin([KITCHEN])
+        assert each.step(["take blue pan"])[0].observation == "You take the blue pan."
+
+
+def test_actions_since_the_last_real_step_are_what_is_recalled_by(library, memory, monkeypatch):
+    monkeypatch.setattr(library.model.config, "tokens_per_byte", 0.0)
+    asked: list[tuple[str, list[str]]] = []
+    monkeypatch.setattr(memory, "recall", lambda context, actions: asked.append((context, [*actions])))
+    worlds = LocalWorlds(library, memory=memory)
+    worlds.begin([KITCHEN])
+    worlds.step(["wait"], decode=False)
+    worlds.fork([0]).step(["look"])
+    worlds.observe(["open door"], ["It opens."])
+    worlds.step(["wait"])
+    worlds.restart([0], [KITCHEN])
+    worlds.step(["look"])
+    assert [actions for _, actions in asked] == [["wait", "look"], ["wait"], ["look"]]
+    assert asked[1][0].history[-1] == Transition("open door", "It opens.")
