@@ -9,7 +9,7 @@ from pathlib import Path
 
 from eval.models.base import Copy, Predictor
 from eval.models.fewshot import DEFAULT_SHOTS, Shots, load_shots
-from eval.models.retrieve import load_retrieve
+from eval.models.retrieve import load_recall, load_retrieve
 from eval.models.retrieve_names import load_retrieve_names
 from eval.models.track import load_track
 from loopwm.records.command import above_zero, at_least_zero, positive
@@ -31,6 +31,7 @@ class Baseline:
 
 
 BASELINES = {
+    "recall": Baseline("what a checkpoint recalls with --memory, by itself", load_recall),
     "copy": Baseline("the last observation again", lambda windows, episodes: Copy()),
     "retrieve": Baseline("what followed the most similar place of a train episode (BM25)", load_retrieve),
     "retrieve-names": Baseline(
@@ -47,7 +48,7 @@ _TAKEN_BY = {
     "device": {CHECKPOINT},
     "greedy": {CHECKPOINT},
     "memory": {CHECKPOINT},
-    "train_episodes": {"retrieve", "retrieve-names"},
+    "train_episodes": {"recall", "retrieve", "retrieve-names"},
 }
 """Kinds of model by option; options not listed here are of endpoints."""
 
@@ -90,7 +91,13 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="decode a checkpoint's most probable token at a time, not the likelier of two texts",
     )
     add("--memory", type=Path, nargs="+", metavar="FILE", help="train episodes that a checkpoint recalls outcomes from")
-    add("--train-episodes", type=Path, nargs="+", metavar="FILE", help="train episodes of retrieve and retrieve-names")
+    add(
+        "--train-episodes",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="train episodes of recall, retrieve and retrieve-names",
+    )
     add("--shots", type=at_least_zero, help=f"examples in a language model's prompt (default: {DEFAULT_SHOTS})")
     add("--examples", type=Path, metavar="FILE", help="window file of these examples")
     add("--concurrency", type=positive, help="requests to an endpoint at once (default: 8)")

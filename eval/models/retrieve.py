@@ -16,7 +16,7 @@ from eval.models.base import WindowBaseline
 from loopwm.records.errors import InputError
 from loopwm.records.template import Context
 from loopwm.records.windows import Window
-from loopwm.text.memory import Index, Question, TrainEpisode, episodes_sha256, read_train_episodes
+from loopwm.text.memory import Index, Memory, Question, TrainEpisode, episodes_sha256, read_train_episodes
 
 
 class Retrieval(WindowBaseline):
@@ -48,6 +48,26 @@ class Retrieve(Retrieval):
 
     def _answer(self, question: Question, index: Index) -> str:
         return index.most_similar(question, np.arange(len(index.places))).answer
+
+
+class Recall(WindowBaseline):
+    """Predict what `Memory` recalls, or the last observation again."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+
+    @cached_property
+    def identity(self) -> Mapping[str, str | int]:
+        return {"episodes_sha256": self._memory.sha256}
+
+    def answers(self, context: Context, env: str, actions: Sequence[str], horizons: Sequence[int]) -> dict[int, str]:
+        last = context.history[-1] if context.history else context
+        return {k: self._memory.recall(context, actions[:k]) or last.observation for k in horizons}
+
+
+def load_recall(windows: Sequence[Window], train_episodes: Sequence[Path]) -> Recall:
+    """Load the baseline. Raises InputError if the episodes lack an environment of the windows."""
+    return Recall(Memory(read_episodes_for(windows, train_episodes)))
 
 
 def load_retrieve(windows: Sequence[Window], train_episodes: Sequence[Path]) -> Retrieve:

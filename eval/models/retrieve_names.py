@@ -20,7 +20,7 @@ from eval.models.readings import ReadingIndex, continue_in_view
 from eval.models.retrieve import Retrieval, read_episodes_for
 from eval.scores.metrics import names_of
 from loopwm.records.windows import Window
-from loopwm.text.memory import Index, Place, Question, TrainEpisode, retell, verb
+from loopwm.text.memory import Index, Place, Question, TrainEpisode, verb
 
 EARLIER_STEPS = 8
 """Earlier steps that are aligned as well."""
@@ -37,17 +37,14 @@ class RetrieveNames(Retrieval):
             return continue_in_view(question, in_view.readings)
         fitting = np.asarray(in_view.agreeing) if in_view.agreed else index.of_verb(question.actions[-1])
         numbers = fitting if fitting.size else np.arange(len(index.places))
-        return in_its_words(index.most_similar(question, numbers), question)
+        return retell(index.most_similar(question, numbers), question)
 
 
-def in_its_words(place: Place, question: Question) -> str:
-    """Return the place's answer with its names replaced by their counterparts in the question.
-
-    Where the environment declares no names, words of the action are.
-    """
+def retell(place: Place, question: Question) -> str:
+    """Return the place's answer with its names replaced by their counterparts in the question."""
     names = names_of(place.episode.env)
     if names is None:
-        return retell(place.answer, place.action, question.actions[-1])
+        return place.answer
     there = Scene([observation for _, observation in reversed(place.episode.steps[: place.step + 1])], names)
     here = Scene([observation for _, observation in reversed(question.history)], names)
     return rename(place.answer, renaming(*_pairs(place, question), there, here, names), names)

@@ -27,15 +27,19 @@ from loopwm.text.drafts import MOST_DRAFTED, Lookup
 UNLIKELY = 0.05
 """Probability below which a second choice is not followed, so that the text before the first other one is final."""
 
-TRUSTED = 4.0
-"""Nats by which a recalled text may be less probable than the decoded one and still be chosen."""
+DOUBTFUL = 0.3
+"""Probability of the decoded text below which a recalled one is taken."""
 
 
 class Recalled(NamedTuple):
-    """Tokens of a recalled text, and the nats by which it may be less probable than the decoded one to be chosen."""
+    """Tokens of a recalled text, and the log-probability of the decoded one below which it is taken."""
 
     ids: tuple[int, ...]
-    bonus: float
+    below: float
+
+    def replaces(self, text: float, score: float) -> bool:
+        """Return True if it is to be taken. text, score: log-probabilities of the decoded text and its own."""
+        return text < self.below or text < score
 
 
 @dataclass(frozen=True)
@@ -118,18 +122,18 @@ class Decoder:
     def _compare(
         self, fresh: Callable[[int], KVCache], texts: list[Hypothesis], recalled: Sequence[Recalled | None]
     ) -> None:
-        """Replace the texts of rows that are not much more probable than what was recalled for them."""
+        """Replace the doubtful texts of rows by what was recalled for them."""
         others = {row: other for row, other in enumerate(recalled) if other and other.ids != texts[row].tokens}
         others = {row: other for row, other in others.items() if len(other.ids) <= self.max_new_tokens}
         if not others:
             return
         inputs = [[self.first, *other.ids] for other in others.values()]
         logits_BLV, loops = self.forward([fresh(row) for row in others], inputs, 0, list(others))
-        for (row, (ids, bonus)), logits_LV, count in zip(others.items(), logits_BLV, loops, strict=True):
-            targets = logits_LV.new_tensor([*ids, self.end], dtype=int64)
+        for (row, other), logits_LV, count in zip(others.items(), logits_BLV, loops, strict=True):
+            targets = logits_LV.new_tensor([*other.ids, self.end], dtype=int64)
             scores = logits_LV[: len(targets)].float().log_softmax(-1).gather(-1, targets[:, None])[:, 0].tolist()
-            if not texts[row].ended or sum(scores) + bonus > texts[row].log_probability:
-                texts[row] = Hypothesis(ids, (count,) * len(scores), tuple(scores), ended=True)
+            if not texts[row].ended or other.replaces(texts[row].log_probability, sum(scores)):
+                texts[row] = Hypothesis(other.ids, (count,) * len(scores), tuple(scores), ended=True)
 
     def _depart(self, text: Hypothesis, place: int) -> Hypothesis:
         """Return the beginning of a text with the second choice at a place."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
@@ -159,6 +160,7 @@ class Memory:
     def __init__(self, episodes: Sequence[TrainEpisode]) -> None:
         self._episodes = episodes
         self._index = cache(lambda horizon: Index(self._episodes, horizon))
+        self._lasting = _lasting_verbs(episodes)
 
     @classmethod
     def load(cls, paths: Sequence[Path]) -> Memory:
@@ -175,13 +177,17 @@ class Memory:
     def recall(self, context: Context, actions: Sequence[str]) -> str | None:
         """Return a likely observation after the last action, None if there is nothing to recall.
 
-        A single action that was taken in the context after the same observation brings the same again; everything else
+        An action that was taken in the context before brings the same again if it was taken after the same
+        observation, if it brought the same twice already, or if recorded actions of its verb mostly do. Everything else
         brings what it did at the most similar recorded step with the same verb.
         """
         if not 0 < len(actions) <= MOST_ACTIONS:
             return None
         question = Question.of(context, actions)
-        if len(actions) == 1 and (again := _seen_before(question)) is not None:
+        earlier = [observation for action, observation in question.history if action == actions[-1]]
+        if earlier and (verb(actions[-1]) in self._lasting or earlier[-2:] == earlier[-1:] * 2):
+            return earlier[-1]
+        if (again := _seen_before(question)) is not None:
             return again
         index: Index = self._index(len(actions))
         numbers = index.of_verb(actions[-1])
@@ -191,8 +197,22 @@ class Memory:
         return retell(place.answer, place.action, actions[-1])
 
 
+def _lasting_verbs(episodes: Sequence[TrainEpisode]) -> frozenset[str]:
+    """Return the verbs whose actions, when repeated in an episode, mostly bring the same as the last time."""
+    same, repeated = Counter[str](), Counter[str]()
+    for episode in episodes:
+        last: dict[str, str] = {}
+        for action, observation in episode.steps[1:]:
+            repeated[verb(action)] += action in last
+            same[verb(action)] += last.get(action) == observation
+            last[action] = observation
+    return frozenset(name for name, count in repeated.items() if 2 * same[name] > count)
+
+
 def _seen_before(question: Question) -> str | None:
-    """Return what the action brought when it was last taken after the same observation."""
+    """Return what a single action brought when it was last taken after the same observation."""
+    if len(question.actions) > 1:
+        return None
     now = (question.history[-1][1], question.actions[0])
     steps = reversed(list(pairwise(question.history)))
     return next((after for (_, before), (action, after) in steps if (before, action) == now), None)

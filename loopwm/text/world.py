@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from math import inf
+from math import inf, log
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +30,7 @@ from transformers import PreTrainedTokenizerFast
 from loopwm.core import ExitRule, Fixed, KVCache, RaggedBatch, quick_products
 from loopwm.records import template
 from loopwm.records.template import Context, ContextTooLongError, FormatError, Transition
-from loopwm.text.decoding import TRUSTED, Decoded, Decoder, Hypothesis, Recalled
+from loopwm.text.decoding import DOUBTFUL, Decoded, Decoder, Hypothesis, Recalled
 from loopwm.text.drafts import Lookup, SharedText
 from loopwm.text.model.checkpoint import load_checkpoint
 from loopwm.text.model.heads import Predictions
@@ -263,9 +263,9 @@ class WorldModel:
         )
 
     def recalled(self, context: Context, text: str) -> Recalled:
-        """Return an observation that was recalled in a world; it is chosen in any case where the world is foreign."""
+        """Return an observation that was recalled in a world; where the world is foreign, it is always taken."""
         foreign = self.is_foreign(context.goal, context.observation)
-        return Recalled(tuple(self._ids(template.clean(text))), inf if foreign else TRUSTED)
+        return Recalled(tuple(self._ids(template.clean(text))), inf if foreign else log(DOUBTFUL))
 
     def _decode(
         self,

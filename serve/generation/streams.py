@@ -155,7 +155,7 @@ class TextStream:
             yield time.perf_counter(), event
 
     async def _compare(self, events: list[Event], recalled: Recalled) -> list[Event]:
-        """Return the events of the recalled text if the decoded one is not much more probable."""
+        """Return the events of the recalled text if the decoded one is doubtful."""
         ended = events[-1].finish is Finish.STOP
         if ended and recalled.ids == tuple(event.token for event in events[:-1]):
             return events
@@ -171,7 +171,7 @@ class TextStream:
         if isinstance(result, Exception):
             raise result
         scores = result.chosen[len(first.prompt) - 1 :]
-        if ended and sum(scores) + recalled.bonus <= sum(_scores(events)):
+        if ended and not recalled.replaces(sum(_scores(events)), sum(scores)):
             return events
         tokens = [Event(token, limit.limit, Scores(value)) for token, value in zip(recalled.ids, scores, strict=False)]
         return [*tokens, Event(loops=limit.limit, scores=Scores(scores[-1]), finish=Finish.STOP)]

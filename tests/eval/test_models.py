@@ -104,7 +104,7 @@ def test_outcomes_recalled_from_a_memory_are_predicted_and_recorded(
 ) -> None:
     memory = tmp_path / "train.jsonl"
     memory.write_text(episode(("take red pan", "You take the red pan."), env="elsewhere"))
-    window = make_window("w", goal="Æ" * 50, actions=["take blue pan"], env="elsewhere")  # foreign
+    window = make_window("w", goal="Æ" * 50, actions=["take blue pan"] * 5, env="elsewhere")  # foreign
     model = shutil.copytree(checkpoint, tmp_path / "model")
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"tokens_per_byte": 0.0}))

@@ -8,7 +8,7 @@ import pytest
 
 from loopwm.records.errors import InputError
 from loopwm.records.template import Context, Transition
-from loopwm.text.decoding import TRUSTED, Recalled
+from loopwm.text.decoding import DOUBTFUL, Recalled
 from loopwm.text.drafts import Lookup, SharedText
 from loopwm.text.memory import MOST_ACTIONS, Index, Memory, Question, describe, retell
 from loopwm.worlds.local import LocalWorlds
@@ -37,13 +37,34 @@ def test_the_most_similar_step_of_the_verb_answers_in_the_words_of_the_action(me
     assert memory.recall(KITCHEN, ["wait"] * (MOST_ACTIONS + 1)) is None
 
 
-def test_what_the_action_brought_here_before_comes_first(memory):
-    steps = (Transition("take red pan", "It is hot."), Transition("wait", "A stove."))
-    again = Context("", "Start.", (*KITCHEN.history, *steps))
+def after(*steps: tuple[str, str]) -> Context:
+    return Context("", "Start.", tuple(Transition(*step) for step in steps))
+
+
+def test_what_the_action_brought_after_the_same_observation_comes_first(memory):
+    again = after(("go to kitchen", "A stove."), ("take red pan", "It is hot."), ("wait", "A stove."))
     assert memory.recall(again, ["take red pan"]) == "It is hot."
-    assert memory.recall(again, ["take pan", "take red pan"]) != "It is hot."  # what it was taken after is not known
-    elsewhere = Context("", "Start.", (*again.history, Transition("go to hall", "A hall.")))
+    assert memory.recall(again, ["take pan", "take red pan"]) != "It is hot."  # what it is taken after is not known
+    elsewhere = after(("wait", "A stove."), ("take red pan", "It is hot."), ("go to hall", "A hall."))
     assert memory.recall(elsewhere, ["take red pan"]) == "You take the red pan."
+
+
+def test_what_the_action_brought_twice_alike_comes_first(memory):
+    twice = after(("take red pan", "It is hot."), ("wait", "Ok."), ("take red pan", "It is hot."), ("go", "A hall."))
+    assert memory.recall(twice, ["wait", "take red pan"]) == "It is hot."
+    changed = after(("take red pan", "Warm."), ("wait", "Ok."), ("take red pan", "It is hot."), ("go", "A hall."))
+    assert memory.recall(changed, ["wait", "take red pan"]) == "You take the red pan."
+
+
+def test_verbs_that_mostly_bring_the_same_do_so_here(tmp_path):
+    """`read` repeats its answer in 2 of 3 cases, `look` in 1 of 2."""
+    path = tmp_path / "train.jsonl"
+    reads = [("read map", text) for text in ("old", "old", "old", "new")]
+    path.write_text(episode(*reads, ("look", "a"), ("look", "a"), ("look", "b")))
+    memory = Memory.load([path])
+    seen = after(("read map", "mine"), ("look", "here"), ("wait", "Ok."))
+    assert memory.recall(seen, ["read map"]) == "mine"
+    assert memory.recall(seen, ["look"]) in ("a", "b")
 
 
 @pytest.mark.parametrize(
@@ -86,21 +107,24 @@ def test_episodes_of_other_splits_and_none_are_one_line(tmp_path):
         Memory.load([tmp_path / "none.jsonl"])
 
 
-@pytest.mark.parametrize(("bonus", "tokens"), [(0.5, (2,)), (0.6, (1, 5))])
-def test_a_recalled_text_may_be_less_probable_by_its_bonus(bonus, tokens):
-    """0.7 * 0.25 = 0.175 against 0.3 of the decoded text: 0.54 nats less."""
-    assert decoded(Recalled((1, 5), bonus)).tokens == tokens
+@pytest.mark.parametrize(
+    ("below", "recalled", "tokens"), [(0.31, (1, 5), (1, 5)), (0.29, (1, 5), (2,)), (0, (1, 3), (1, 3))]
+)
+def test_a_recalled_text_replaces_a_doubtful_or_less_probable_one(below, recalled, tokens):
+    """The decoded text has a probability of 0.3, the recalled ones have 0.175 and 0.35."""
+    probabilities = EMPTY_OR_FULL | {(1,): {3: 0.5, 4: 0.25, 5: 0.25}} if recalled == (1, 3) else EMPTY_OR_FULL
+    assert decoded(Recalled(recalled, math.log(below) if below else -math.inf), probabilities).tokens == tokens
 
 
-def decoded(recalled: Recalled, **limits: int):
-    toy = Toy(EMPTY_OR_FULL)
+def decoded(recalled: Recalled, probabilities=EMPTY_OR_FULL, **limits: int):
+    toy = Toy(probabilities)
     decoder = toy.decoder(**limits)
     (text,) = decoder.likelier(toy.fresh, [Lookup(SharedText(), "")], [recalled])
     return text
 
 
 def test_a_recalled_text_has_its_scores_and_loops():
-    text = decoded(Recalled((1, 5), 9.0))
+    text = decoded(Recalled((1, 5), math.inf))
     assert text.ended
     assert text.loops == (1, 1, 1)
     assert text.scores == pytest.approx((math.log(0.7), math.log(0.25), 0.0))
@@ -113,15 +137,17 @@ def test_a_recalled_text_beyond_the_limit_is_not_taken():
 def test_a_recalled_text_replaces_one_that_was_cut():
     endless = {(1,) * n: {1: 1.0} for n in range(9)} | {(1, 1): {1: 0.999, 3: 0.001}}
     toy = Toy(endless)
-    (text,) = toy.decoder(max_new_tokens=4).likelier(toy.fresh, [Lookup(SharedText(), "")], [Recalled((1, 1, 3), 0.0)])
+    (text,) = toy.decoder(max_new_tokens=4).likelier(
+        toy.fresh, [Lookup(SharedText(), "")], [Recalled((1, 1, 3), -math.inf)]
+    )
     assert text.tokens == (1, 1, 3)
 
 
 def test_foreign_worlds_take_what_is_recalled_and_others_weigh_it(library, memory, monkeypatch):
     monkeypatch.setattr(library.model.config, "tokens_per_byte", 1e9)
-    assert library.recalled(KITCHEN, "Ok.") == (tuple(library._ids("Ok.")), TRUSTED)
+    assert library.recalled(KITCHEN, "Ok.") == (tuple(library._ids("Ok.")), math.log(DOUBTFUL))
     monkeypatch.setattr(library.model.config, "tokens_per_byte", 0.0)
-    assert library.recalled(KITCHEN, "Ok.").bonus == math.inf
+    assert library.recalled(KITCHEN, "Ok.").below == math.inf
     worlds = LocalWorlds(library, memory=memory)
     worlds.begin([KITCHEN])
     for each in (worlds, worlds.fork([0]), worlds.fresh()):
