@@ -31,7 +31,7 @@ DOUBTFUL = 0.3
 """Probability of the decoded text below which a recalled one is taken."""
 
 
-class Recalled(NamedTuple):
+class MemoryText(NamedTuple):
     """Tokens of a recalled text, and the log-probability of the decoded one below which it is taken."""
 
     ids: tuple[int, ...]
@@ -100,11 +100,11 @@ class Decoder:
         self,
         fresh: Callable[[int], KVCache],
         lookups: Sequence[Lookup],
-        recalled: Sequence[Recalled | None] = (),
+        memory_texts: Sequence[MemoryText | None] = (),
     ) -> list[Hypothesis]:
         """Decode greedily, then the text that departs where another may be likelier; return the likelier ones.
 
-        fresh: returns the state of a row before its text. lookups: as in `greedy`. recalled: of each row, if any.
+        fresh: returns the state of a row before its text. lookups: as in `greedy`. memory_texts: of each row.
         """
         texts = self.greedy([fresh(row) for row in range(len(lookups))], [copy(lookup) for lookup in lookups])
         departures = ((row, departure(text.scores, text.seconds, text.ended)) for row, text in enumerate(texts))
@@ -114,16 +114,16 @@ class Decoder:
         for row, other in zip(places, others, strict=True):
             if other.ended and not (texts[row].ended and texts[row].log_probability >= other.log_probability):
                 texts[row] = other
-        self._compare(fresh, texts, recalled)
+        self._compare(fresh, texts, memory_texts)
         for lookup, text in zip(lookups, texts, strict=True):
             lookup.extend([*text.tokens, self.end] if text.ended else text.tokens)
         return texts
 
     def _compare(
-        self, fresh: Callable[[int], KVCache], texts: list[Hypothesis], recalled: Sequence[Recalled | None]
+        self, fresh: Callable[[int], KVCache], texts: list[Hypothesis], memory_texts: Sequence[MemoryText | None]
     ) -> None:
         """Replace the doubtful texts of rows by what was recalled for them."""
-        others = {row: other for row, other in enumerate(recalled) if other and other.ids != texts[row].tokens}
+        others = {row: other for row, other in enumerate(memory_texts) if other and other.ids != texts[row].tokens}
         others = {row: other for row, other in others.items() if len(other.ids) <= self.max_new_tokens}
         if not others:
             return

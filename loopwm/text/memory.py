@@ -112,7 +112,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Question:
-    """What a context shows, and actions: the observation after the last of them is asked for."""
+    """Context and actions, whose last observation is to be predicted."""
 
     goal: str
     history: Steps
@@ -222,9 +222,9 @@ def verb(action: str) -> str:
     return next(iter(action.split()), "")
 
 
-def retell(answer: str, action: str, asked: str) -> str:
-    """Return the answer to an action, with words of the action replaced by those in their place in the asked one."""
-    old, new = action.split(), asked.split()
+def retell(answer: str, action: str, other: str) -> str:
+    """Return the answer to an action, with words of the action replaced by those in their place in another."""
+    old, new = action.split(), other.split()
     spans = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
     words = {" ".join(old[i:j]): " ".join(new[k:n]) for kind, i, j, k, n in spans if kind == "replace"}
     longest_first = sorted(map(re.escape, words), key=len, reverse=True)

@@ -30,7 +30,7 @@ from transformers import PreTrainedTokenizerFast
 from loopwm.core import ExitRule, Fixed, KVCache, RaggedBatch, quick_products
 from loopwm.records import template
 from loopwm.records.template import Context, ContextTooLongError, FormatError, Transition
-from loopwm.text.decoding import DOUBTFUL, Decoded, Decoder, Hypothesis, Recalled
+from loopwm.text.decoding import DOUBTFUL, Decoded, Decoder, Hypothesis, MemoryText
 from loopwm.text.drafts import Lookup, SharedText
 from loopwm.text.model.checkpoint import load_checkpoint
 from loopwm.text.model.heads import Predictions
@@ -249,23 +249,28 @@ class WorldModel:
         lookups: Sequence[Lookup],
         max_new_tokens: int = template.LONGEST_OBSERVATION,
         greedy: bool = False,
-        recalled: Sequence[Recalled | None] = (),
+        memory_texts: Sequence[MemoryText | None] = (),
     ) -> list[Decoded]:
         """Decode worlds of one row each and of one depth, with any histories, together.
 
         lookups: texts of each world up to its last action (`context_ids`, `action_ids`), extended by what is decoded.
-        recalled: competes with the decoded text of each world, unless `greedy`.
+        memory_texts: compete with the decoded text of each world, unless `greedy`.
         """
         if not worlds:
             return []
         return self._decode(
-            lambda row: self.before_decoding(worlds[row]), lookups, max_new_tokens, worlds[0].depth, greedy, recalled
+            lambda row: self.before_decoding(worlds[row]),
+            lookups,
+            max_new_tokens,
+            worlds[0].depth,
+            greedy,
+            memory_texts,
         )
 
-    def recalled(self, context: Context, text: str) -> Recalled:
+    def memory_text(self, context: Context, text: str) -> MemoryText:
         """Return an observation that was recalled in a world; where the world is foreign, it is always taken."""
         foreign = self.is_foreign(context.goal, context.observation)
-        return Recalled(tuple(self._ids(template.clean(text))), inf if foreign else log(DOUBTFUL))
+        return MemoryText(tuple(self._ids(template.clean(text))), inf if foreign else log(DOUBTFUL))
 
     def _decode(
         self,
@@ -274,7 +279,7 @@ class WorldModel:
         max_new_tokens: int,
         rule: ExitRule,
         greedy: bool,
-        recalled: Sequence[Recalled | None] = (),
+        memory_texts: Sequence[MemoryText | None] = (),
     ) -> list[Decoded]:
         """Decode each row. Where exits depend on single tokens, greedily and without drafts."""
         if max_new_tokens < 1:
@@ -282,7 +287,7 @@ class WorldModel:
         fixed = isinstance(rule, Fixed)
         decoder = Decoder(partial(self._next_tokens, rule), self._obs, self._end, max_new_tokens, drafts=fixed)
         if fixed and not greedy:
-            return self._texts(decoder.likelier(fresh, lookups, recalled))
+            return self._texts(decoder.likelier(fresh, lookups, memory_texts))
         return self._texts(decoder.greedy([fresh(row) for row in range(len(lookups))], lookups))
 
     def _texts(self, best: Sequence[Hypothesis]) -> list[Decoded]:

@@ -11,7 +11,7 @@ import torch
 
 from loopwm.core import ExitRule
 from loopwm.records.template import LONGEST_OBSERVATION, Context, ContextTooLongError, FormatError
-from loopwm.text.decoding import Decoded, Recalled
+from loopwm.text.decoding import Decoded, MemoryText
 from loopwm.text.drafts import Lookup, SharedText, as_text
 from loopwm.text.memory import Memory
 from loopwm.text.world import World, WorldModel
@@ -91,8 +91,8 @@ class LocalWorlds:
         full = [bool(world.state.next_position > longest) for world in worlds]
         seen = [row for row, over in zip(rows, full, strict=True) if decode and not over]
         states, lookups = [self._now[row] for row in seen], [self._lookups[row] for row in seen]
-        recalled = [self._recall(row) for row in seen]
-        decoded = iter(self._model.decode_each(states, lookups, self._max_new_tokens, self._greedy, recalled))
+        memory_texts = [self._recall(row) for row in seen]
+        decoded = iter(self._model.decode_each(states, lookups, self._max_new_tokens, self._greedy, memory_texts))
         steps = zip(worlds, full, strict=True)
         return [
             Imagined("", finish="full") if over else self._imagined(world, next(decoded) if decode else None)
@@ -121,10 +121,10 @@ class LocalWorlds:
     def _lookup(self, context: Context) -> Lookup:
         return Lookup(self._shared, as_text(self._model.context_ids(self._model.fit(context)[0])))
 
-    def _recall(self, row: int) -> Recalled | None:
+    def _recall(self, row: int) -> MemoryText | None:
         context = self._contexts[row]
         text = self._memory.recall(context, self._actions[row]) if self._memory else None
-        return None if text is None else self._model.recalled(context, text)
+        return None if text is None else self._model.memory_text(context, text)
 
     def _observed(self, world: World, context: Context) -> World:
         """Append the last step of a context to the world of the others."""

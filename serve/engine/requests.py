@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from loopwm.core import ExitRule, KVCache
-from loopwm.text.decoding import Recalled
+from loopwm.text.decoding import MemoryText
 from loopwm.text.drafts import Lookup
 from serve.engine.forward import ForwardBatch, ForwardGenerator
 from serve.engine.sampling import SamplingParams
@@ -115,7 +115,7 @@ class Request(WorkItem):
     siblings: other requests of the same prompt, which decode from its prefill.
     next_token: input of the next decode step.
     context: text of the tokens before the prompt (`loopwm.text.drafts`), to draft from beside the prompt.
-    recalled: competes with the decoded text.
+    memory_text: competes with the decoded text.
     lookup: what drafts are of; None before the first decode step.
     """
 
@@ -125,7 +125,7 @@ class Request(WorkItem):
     start: KVCache | None = None
     siblings: Sequence[Request] = ()
     context: str = ""
-    recalled: Recalled | None = None
+    memory_text: MemoryText | None = None
     lookup: Lookup | None = field(default=None, init=False)
     generator: torch.Generator = field(init=False)
     next_token: int = field(init=False)

@@ -11,7 +11,7 @@ from math import log
 from typing import Any, TypeVar
 
 from loopwm.core import Fixed
-from loopwm.text.decoding import UNLIKELY, Recalled, departure
+from loopwm.text.decoding import UNLIKELY, MemoryText, departure
 from serve.engine.engine import Engine
 from serve.engine.forward import score
 from serve.engine.requests import Event, Request, WorkItem
@@ -134,11 +134,11 @@ class TextStream:
         Those before the first likely second choice and the first difference from what was recalled, which are the same
         in all, come at once, the others at the end.
         """
-        recalled = self._first.recalled
+        memory_text = self._first.memory_text
         events: list[Event] = []
         sent = 0
         async for now, event in _received(self._events):
-            same = recalled is None or recalled.ids[sent : sent + 1] == (event.token,)
+            same = memory_text is None or memory_text.ids[sent : sent + 1] == (event.token,)
             if sent == len(events) and same and self._second(event)[1] < log(UNLIKELY):
                 sent += 1
                 yield now, event
@@ -149,31 +149,33 @@ class TextStream:
             other = [*events[:place], *await self._depart(events, place)]
             if other[-1].finish is Finish.STOP and not (ended and sum(scores) >= sum(_scores(other))):
                 events = other
-        if recalled is not None and len(recalled.ids) <= (self._first.params.max_tokens or 0):
-            events = await self._compare(events, recalled)
+        if memory_text is not None and len(memory_text.ids) <= (self._first.params.max_tokens or 0):
+            events = await self._compare(events, memory_text)
         for event in events[sent:]:
             yield time.perf_counter(), event
 
-    async def _compare(self, events: list[Event], recalled: Recalled) -> list[Event]:
+    async def _compare(self, events: list[Event], memory_text: MemoryText) -> list[Event]:
         """Return the events of the recalled text if the decoded one is doubtful."""
         ended = events[-1].finish is Finish.STOP
-        if ended and recalled.ids == tuple(event.token for event in events[:-1]):
+        if ended and memory_text.ids == tuple(event.token for event in events[:-1]):
             return events
         first, end = self._first, self._engine.end_token
         received: asyncio.Queue[Any] = asyncio.Queue()
         limit = Fixed(first.depth.limit)
-        steps = score(self._engine.runner, (*first.prompt, *recalled.ids, end), limit, 0, first.start)
+        steps = score(self._engine.runner, (*first.prompt, *memory_text.ids, end), limit, 0, first.start)
         deliver = _delivery(received, self._engine)
-        item = WorkItem(steps=steps, deliver=deliver, ctx=first.ctx, num_tokens=len(recalled.ids), loops=limit.limit)
+        item = WorkItem(steps=steps, deliver=deliver, ctx=first.ctx, num_tokens=len(memory_text.ids), loops=limit.limit)
         self._work.append(item)
         self._engine.add(item)
         _, result = await received.get()
         if isinstance(result, Exception):
             raise result
         scores = result.chosen[len(first.prompt) - 1 :]
-        if ended and not recalled.replaces(sum(_scores(events)), sum(scores)):
+        if ended and not memory_text.replaces(sum(_scores(events)), sum(scores)):
             return events
-        tokens = [Event(token, limit.limit, Scores(value)) for token, value in zip(recalled.ids, scores, strict=False)]
+        tokens = [
+            Event(token, limit.limit, Scores(value)) for token, value in zip(memory_text.ids, scores, strict=False)
+        ]
         return [*tokens, Event(loops=limit.limit, scores=Scores(scores[-1]), finish=Finish.STOP)]
 
     async def _depart(self, events: Sequence[Event], place: int) -> list[Event]:

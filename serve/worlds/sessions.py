@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from loopwm.core.kv_cache import SLACK
 from loopwm.records import template as template
 from loopwm.records.template import Context, ContextTooLongError, FormatError
-from loopwm.text.decoding import Recalled
+from loopwm.text.decoding import MemoryText
 from loopwm.text.drafts import as_text
 from loopwm.text.memory import Memory
 from loopwm.text.model.tokenizer import special_ids
@@ -118,7 +118,7 @@ class _Hints(NamedTuple):
     """Text to draft an observation from, and one that was recalled."""
 
     context: str
-    recalled: Recalled | None
+    memory_text: MemoryText | None
 
 
 @dataclass
@@ -415,8 +415,8 @@ class Sessions:
 
         def read() -> _Hints:
             text = self._text(log.context) + as_text(self._model.action_ids(actions[-1])[:-1] if actions else ())
-            told = None if self._memory is None else self._memory.recall(log.context, (*log.actions, *actions))
-            return _Hints(text, None if told is None else self._model.recalled(log.context, told))
+            outcome = None if self._memory is None else self._memory.recall(log.context, (*log.actions, *actions))
+            return _Hints(text, None if outcome is None else self._model.memory_text(log.context, outcome))
 
         return await asyncio.to_thread(read)
 
@@ -427,6 +427,8 @@ class Sessions:
         if room < 1:
             raise ContextTooLongError("actions", f"leave no room to decode in {self.service.card.max_length} tokens")
         params = request.params(index, room)
-        asked = Request((self._obs,), params, world.depth, start, context=hints.context, recalled=hints.recalled)
-        (stream,) = self.service.streams(ctx, [asked])
+        observation = Request(
+            (self._obs,), params, world.depth, start, context=hints.context, memory_text=hints.memory_text
+        )
+        (stream,) = self.service.streams(ctx, [observation])
         return stream

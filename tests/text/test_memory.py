@@ -8,7 +8,7 @@ import pytest
 
 from loopwm.records.errors import InputError
 from loopwm.records.template import Context, Transition
-from loopwm.text.decoding import DOUBTFUL, Recalled
+from loopwm.text.decoding import DOUBTFUL, MemoryText
 from loopwm.text.drafts import Lookup, SharedText
 from loopwm.text.memory import MOST_ACTIONS, Index, Memory, Question, describe, retell
 from loopwm.worlds.local import LocalWorlds
@@ -113,10 +113,10 @@ def test_episodes_of_other_splits_and_none_are_one_line(tmp_path):
 def test_a_recalled_text_replaces_a_doubtful_or_less_probable_one(below, recalled, tokens):
     """The decoded text has a probability of 0.3, the recalled ones have 0.175 and 0.35."""
     probabilities = EMPTY_OR_FULL | {(1,): {3: 0.5, 4: 0.25, 5: 0.25}} if recalled == (1, 3) else EMPTY_OR_FULL
-    assert decoded(Recalled(recalled, math.log(below) if below else -math.inf), probabilities).tokens == tokens
+    assert decoded(MemoryText(recalled, math.log(below) if below else -math.inf), probabilities).tokens == tokens
 
 
-def decoded(recalled: Recalled, probabilities=EMPTY_OR_FULL, **limits: int):
+def decoded(recalled: MemoryText, probabilities=EMPTY_OR_FULL, **limits: int):
     toy = Toy(probabilities)
     decoder = toy.decoder(**limits)
     (text,) = decoder.likelier(toy.fresh, [Lookup(SharedText(), "")], [recalled])
@@ -124,30 +124,30 @@ def decoded(recalled: Recalled, probabilities=EMPTY_OR_FULL, **limits: int):
 
 
 def test_a_recalled_text_has_its_scores_and_loops():
-    text = decoded(Recalled((1, 5), math.inf))
+    text = decoded(MemoryText((1, 5), math.inf))
     assert text.ended
     assert text.loops == (1, 1, 1)
     assert text.scores == pytest.approx((math.log(0.7), math.log(0.25), 0.0))
 
 
 def test_a_recalled_text_beyond_the_limit_is_not_taken():
-    assert decoded(Recalled((1, 5), math.inf), max_new_tokens=1).tokens != (1, 5)
+    assert decoded(MemoryText((1, 5), math.inf), max_new_tokens=1).tokens != (1, 5)
 
 
 def test_a_recalled_text_replaces_one_that_was_cut():
     endless = {(1,) * n: {1: 1.0} for n in range(9)} | {(1, 1): {1: 0.999, 3: 0.001}}
     toy = Toy(endless)
     (text,) = toy.decoder(max_new_tokens=4).likelier(
-        toy.fresh, [Lookup(SharedText(), "")], [Recalled((1, 1, 3), -math.inf)]
+        toy.fresh, [Lookup(SharedText(), "")], [MemoryText((1, 1, 3), -math.inf)]
     )
     assert text.tokens == (1, 1, 3)
 
 
 def test_foreign_worlds_take_what_is_recalled_and_others_weigh_it(library, memory, monkeypatch):
     monkeypatch.setattr(library.model.config, "tokens_per_byte", 1e9)
-    assert library.recalled(KITCHEN, "Ok.") == (tuple(library._ids("Ok.")), math.log(DOUBTFUL))
+    assert library.memory_text(KITCHEN, "Ok.") == (tuple(library._ids("Ok.")), math.log(DOUBTFUL))
     monkeypatch.setattr(library.model.config, "tokens_per_byte", 0.0)
-    assert library.recalled(KITCHEN, "Ok.").below == math.inf
+    assert library.memory_text(KITCHEN, "Ok.").below == math.inf
     worlds = LocalWorlds(library, memory=memory)
     worlds.begin([KITCHEN])
     for each in (worlds, worlds.fork([0]), worlds.fresh()):
