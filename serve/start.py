@@ -221,7 +221,7 @@ def listen(host: str, port: int) -> socket.socket:
         return listener
     except OSError as error:
         reason = (error.strerror or str(error)).partition(" (")[0]
-        raise InputError(f"cannot listen on {host} port {port}: {reason}") from error
+        raise InputError(f"cannot listen on {host} port {port}: {reason}; choose another --port, or 0") from error
 
 
 def _processors() -> int:

@@ -164,8 +164,11 @@ class Memory:
 
     @classmethod
     def load(cls, paths: Sequence[Path]) -> Memory:
-        """Read files and folders. Raises InputError for an episode outside the train split, or if there are none."""
-        episodes = list(read_train_episodes(paths))
+        """Read files and folders. Raises InputError for what is no episode of the train split, or if there are none."""
+        try:
+            episodes = list(read_train_episodes(paths))
+        except InputError as error:
+            raise InputError(f"--memory: {error} (loopwm import makes episodes of logs)") from error
         if not episodes:
             raise InputError("--memory: must hold an episode, got none")
         return cls(episodes)

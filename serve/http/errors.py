@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -164,7 +165,10 @@ def _message(detail: Mapping[str, Any]) -> str:
     if detail["type"] == "model_attributes_type" and detail["loc"] == ("body",):
         return "must be a JSON object, sent with Content-Type: application/json"
     if detail["type"] == "too_long" and not detail["ctx"]["max_length"]:
-        return "not supported"
+        return "not supported; leave it out"
+    if detail["type"] == "list_type":
+        value = json.dumps(detail["input"])
+        return f"must be a list, got {value[:40]}; write [{value}]" if len(value) <= 40 else "must be a list"
     if detail["type"] in BOUNDS:
         words, limit = BOUNDS[detail["type"]][0], detail["ctx"][BOUNDS[detail["type"]][1]]
         items = "item" if limit == 1 else "items"

@@ -114,7 +114,7 @@ def test_a_port_in_use_is_one_line(capsys, checkpoint):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert main(["--model", str(checkpoint), "--port", port]) == 2
-    assert f"port {port}: Address already in use\n" in capsys.readouterr().err
+    assert f"port {port}: Address already in use; choose another --port, or 0\n" in capsys.readouterr().err
 
 
 def test_accepted_connections_send_at_once():

@@ -100,8 +100,11 @@ def test_similarity_is_bm25_written_out(memory):
 
 def test_episodes_of_other_splits_and_none_are_one_line(tmp_path):
     (tmp_path / "test.jsonl").write_text(episode(("wait", "Ok."), split="test"))
-    with pytest.raises(InputError, match=r"test\.jsonl: line 1: split: must be train, got 'test'"):
+    with pytest.raises(InputError, match=r"--memory: .*test\.jsonl: line 1: split: must be train, got 'test'"):
         Memory.load([tmp_path / "test.jsonl"])
+    (tmp_path / "logs.jsonl").write_text('{"goal": "g", "steps": []}\n')
+    with pytest.raises(InputError, match=r"logs\.jsonl: line 1: env: missing \(loopwm import makes episodes of logs\)"):
+        Memory.load([tmp_path / "logs.jsonl"])
     (tmp_path / "none.jsonl").write_text("")
     with pytest.raises(InputError, match="--memory: must hold an episode, got none"):
         Memory.load([tmp_path / "none.jsonl"])

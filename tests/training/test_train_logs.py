@@ -120,7 +120,11 @@ def test_fine_tuning_stops_if_dev_does_not_improve(run, checkpoint, tmp_path, ca
     tuner.evaluate = lambda: {"loss": next(losses)}  # type: ignore[method-assign]
     tuner.run()
     assert tuner.step == 8  # two steps a part of the time
-    assert "dev loss 3.00 -> 2.00" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "dev loss 3.00 -> 2.00" in told
+    episodes = run / "data/train.jsonl.xz"
+    assert f"next: loopwm serve --model {tmp_path / 'model'} --memory {episodes}\n" in told
+    assert episodes.is_file()
 
 
 def test_train_refuses_run_folder_of_other_logs(run, tmp_path, capsys):

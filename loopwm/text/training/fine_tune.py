@@ -168,7 +168,8 @@ class FineTuner(Trainer[TrainingConfig]):
             self._measure()
         first, best = self.progress.first or {}, self.progress.best or {}
         print(f"dev loss {first['loss']:.2f} -> {best['loss']:.2f}; {_exactness(first)} -> {_exactness(best)}")
-        print(f"model: {self.folder / MODEL}")
+        episodes = Path(self.config.data.train[0]).parent / "train.jsonl.xz"
+        print(f"next: loopwm serve --model {self.folder / MODEL} --memory {episodes}")
 
     def _measure(self) -> None:
         """Measure dev; export the model if its loss is the lowest so far."""

@@ -204,7 +204,7 @@ def check_error(response, status: int, param: str | None, *words: str) -> None:
         ({"max_tokens": 0}, "max_tokens", ["1"]),
         ({"max_tokens": 10**6}, "max_tokens", ["1000000", "4096"]),
         ({"presence_penalty": 0.5}, "presence_penalty", []),
-        ({"tools": [{}]}, "tools", ["tools: not supported"]),
+        ({"tools": [{}]}, "tools", ["tools: not supported; leave it out"]),
         ({"use_beam_search": True}, "use_beam_search", ["False"]),
         ({"model": None}, "model", ["string"]),
     ],

@@ -274,6 +274,16 @@ def test_an_action_that_the_observation_refuses_is_not_accepted(client, monkeypa
     assert [one["accepted"] for one in found["data"]] == [False, True]
 
 
+def test_texts_in_the_place_of_lists_are_told_how_to_be_written(client):
+    name = create(client)
+    for candidates, field in (("wait", "candidates"), (["wait"], "candidates[0]")):
+        response = client.post(f"/v1/worlds/{name}/plan", json={"candidates": candidates})
+        assert response.status_code == 400
+        assert response.json()["error"]["message"] == f'{field}: must be a list, got "wait"; write ["wait"]'
+    response = client.post(f"/v1/worlds/{name}/plan", json={"candidates": "wait " * 20})
+    assert response.json()["error"]["message"] == "candidates: must be a list"
+
+
 def test_a_plan_scores_candidates_as_single_rollouts_do_and_leaves_the_world(client, library):
     name = create(client)
     step(client, name, "wait", decode="none")
