@@ -11,21 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.fixtures.service import wait_until
 from tests.serve.worlds.test_worlds import GOAL
 
 
-@pytest.mark.slow
-def test_worlds_of_a_service_that_was_killed_in_the_middle_of_their_steps_go_on_as_if_nothing_had_been(tmp_path):
+def test_worlds_of_a_service_that_was_killed_in_the_middle_of_their_steps_go_on_as_if_nothing_had_been(
+    checkpoint, tmp_path
+):
     """The real service, kill -9: what had been answered is there, what had not is there whole or not at all, and every
     world says what one says that is made of the same text."""
     count, told = 16, {}
     stop = threading.Event()
-    with Service(tmp_path) as service:
+    with Service(checkpoint, tmp_path) as service:
         made = [
-            {"op": "create", "model": "loopwm-small", "goal": GOAL, "observation": f"room {i}"} for i in range(count)
+            {"op": "create", "model": "tiny-world", "goal": GOAL, "observation": f"room {i}"} for i in range(count)
         ]
         names = [one["body"]["id"] for one in service.post("worlds:batch", {"requests": made})["data"]]
 
@@ -47,24 +47,26 @@ def test_worlds_of_a_service_that_was_killed_in_the_middle_of_their_steps_go_on_
         stop.set()
         for thread in threads:
             thread.join()
-    with Service(tmp_path) as service:
+    with Service(checkpoint, tmp_path) as service:
         for name in names:
             steps = service.get(f"worlds/{name}")["imagined_steps"]
             assert steps in (told[name], told[name] + 1)
             again = service.post("worlds", service.get(f"worlds/{name}/export"))["id"]
-            said = [service.post(f"worlds/{one}/step", {"actions": "look around"})["steps"] for one in (name, again)]
+            body = {"actions": "look around", "max_tokens": 12}
+            said = [service.post(f"worlds/{one}/step", body)["steps"] for one in (name, again)]
             assert said[0][0]["observation"] == said[1][0]["observation"]
 
 
 class Service:
-    """`python -m serve` with the packaged checkpoint and a file of worlds, from a folder that is not the project's."""
+    """`python -m serve` with a checkpoint and a file of worlds, from a folder that is not the project's."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, checkpoint: Path, folder: Path) -> None:
+        self.checkpoint, self.folder = checkpoint, folder
 
     def __enter__(self) -> Service:
-        arguments = [sys.executable, "-m", "serve", "--port", "0", "--worlds-file", "worlds.sqlite"]
-        self.process = subprocess.Popen(arguments, cwd=self.folder, stdout=subprocess.PIPE, text=True)
+        options = ["--model", str(self.checkpoint), "--port", "0", "--worlds-file", "worlds.sqlite"]
+        command = [sys.executable, "-m", "serve", *options]
+        self.process = subprocess.Popen(command, cwd=self.folder, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().split(" on ")[1].strip()
         return self
