@@ -67,32 +67,17 @@ class StateInjection(nn.Module):
         return F.softplus(self.b.float()).to(e_BLD.dtype) * self.B(e_BLD)
 
 
-class FreeInjection(nn.Module):
-    """Inject without the spectral constraint, for comparison: A_bar is a free diagonal and may leave (0, 1).
-
-    The parameters are `A_bar` (D,), `b` (D,) with dt = softplus(b), and `B` (D, D). None of them takes weight decay.
-    """
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.A_bar = nn.Parameter(torch.empty(dim))
-        self.b = nn.Parameter(torch.empty(dim))
-        self.B = nn.Linear(dim, dim, bias=False)
-        self.reset_parameters()
+class FreeInjection(StateInjection):
+    """Inject without the spectral constraint, for comparison: `a` itself is the diagonal A_bar and may leave (0, 1)."""
 
     def reset_parameters(self) -> None:
-        """Set the same initial values as `StateInjection`."""
-        nn.init.constant_(self.A_bar, INITIAL_RETENTION)
-        nn.init.constant_(self.b, math.log(math.expm1(-math.log(INITIAL_RETENTION))))
-        identity_(self.B.weight)
+        """Set the same initial retention as `StateInjection`."""
+        super().reset_parameters()
+        nn.init.constant_(self.a, INITIAL_RETENTION)
 
     def retention(self) -> Tensor:
         """Return A_bar, (D,) float32."""
-        return self.A_bar.float()
-
-    def drive(self, e_BLD: Tensor) -> Tensor:
-        """Return B_bar e, (B, L, D), with B_bar = dt * B."""
-        return F.softplus(self.b.float()).to(e_BLD.dtype) * self.B(e_BLD)
+        return self.a.float()
 
 
 @torch.no_grad()

@@ -148,7 +148,7 @@ def test_a_free_retention_starts_as_the_constrained_one_and_may_leave_the_unit_i
     torch.testing.assert_close(free.retention(), constrained.retention())
     torch.testing.assert_close(free.drive(x), constrained.drive(x))
     with torch.no_grad():
-        free.A_bar.fill_(1.5)
+        free.a.fill_(1.5)
     assert (free.retention() == 1.5).all()
     cores[1](x, shared_inputs(2, 4), causal_attention, 3).h.square().sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in free.parameters())
