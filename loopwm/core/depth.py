@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -58,31 +59,25 @@ class DepthPlan:
 
     @classmethod
     def sample(
-        cls, seed: int, step: int, rows: Sequence[int], mu_rec: float, max_loops: int, places: Tensor | None = None
+        cls,
+        seed: int,
+        step: int,
+        rows: Sequence[int],
+        mu_rec: float,
+        max_loops: int,
+        places: Tensor | None = None,
+        sampling: Literal["per_sequence", "per_batch", "fixed"] = "per_sequence",
     ) -> DepthPlan:
         """Draw a Poisson depth of mean `mu_rec` per row (LoopWM, equation 9).
 
-        rows: indices in the global batch. places: see `DepthPlan`.
+        rows: indices in the global batch. places: see `DepthPlan`. sampling: `per_batch` gives all rows the depth of
+        the first, `fixed` gives them round(mu_rec) loops.
         """
         # Drawn per row and not for the batch, so that the cut into micro-batches changes nothing.
         loops, noise_seeds = zip(*(_draw(seed, step, row, mu_rec, max_loops) for row in rows), strict=True)
+        if sampling != "per_sequence":
+            loops = (loops[0] if sampling == "per_batch" else min(max(1, round(mu_rec)), max_loops),) * len(rows)
         return cls(loops, backward_loops(mu_rec), noise_seeds, places)
-
-    @classmethod
-    def sample_batch(
-        cls, seed: int, step: int, rows: Sequence[int], mu_rec: float, max_loops: int, places: Tensor | None = None
-    ) -> DepthPlan:
-        """Draw one Poisson depth for all rows of a micro-batch."""
-        plan = cls.sample(seed, step, rows, mu_rec, max_loops, places)
-        return replace(plan, loops=(plan.loops[0],) * len(rows))
-
-    @classmethod
-    def constant(
-        cls, seed: int, step: int, rows: Sequence[int], mu_rec: float, max_loops: int, places: Tensor | None = None
-    ) -> DepthPlan:
-        """Give every row round(mu_rec) loops."""
-        plan = cls.sample(seed, step, rows, mu_rec, max_loops, places)
-        return replace(plan, loops=(min(max(1, round(mu_rec)), max_loops),) * len(rows))
 
     @property
     def longest(self) -> int:

@@ -37,13 +37,13 @@ def test_sampled_depths_are_poisson_with_a_floor_of_one_and_noise_has_the_stated
 
 def test_other_samplings_share_noise_and_differ_in_depth_alone():
     apart = DepthPlan.sample(7, 3, range(6), 4.0, 12)
-    alike = DepthPlan.sample_batch(7, 3, range(6), 4.0, 12)
-    constant = DepthPlan.constant(7, 3, range(6), 4.0, 12)
+    alike = DepthPlan.sample(7, 3, range(6), 4.0, 12, sampling="per_batch")
+    constant = DepthPlan.sample(7, 3, range(6), 4.0, 12, sampling="fixed")
     assert len(set(apart.loops)) > 1
     assert alike.loops == (apart.loops[0],) * 6
     assert constant.loops == (4,) * 6
     assert apart.noise_seeds == alike.noise_seeds == constant.noise_seeds
-    means = [DepthPlan.sample_batch(7, step, range(6), 4.0, 12).loops[0] for step in range(2000)]
+    means = [DepthPlan.sample(7, step, range(6), 4.0, 12, sampling="per_batch").loops[0] for step in range(2000)]
     assert abs(sum(means) / 2000 - (4 + 2.718281828**-4)) < 0.15
 
 

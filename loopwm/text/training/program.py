@@ -49,8 +49,6 @@ from loopwm.text.training.measurements import EXACT, counts, flops, record
 
 HEAD_OF = {"reward_coef": "prediction_heads", "continue_coef": "prediction_heads", "consistency_coef": "monitor_head"}
 """Switch of the model that a coefficient requires."""
-SAMPLERS = {"per_sequence": DepthPlan.sample, "per_batch": DepthPlan.sample_batch, "fixed": DepthPlan.constant}
-"""Depth plans by `depth.sampling`."""
 
 OF_WEIGHTS = "weights"
 """Preset for the shape of `model.weights`."""
@@ -289,9 +287,8 @@ class TextProgram:
         return self._draw(step, batch.row_ids, batch.place)
 
     def _draw(self, step: int, row_ids: Sequence[int], places: Tensor | None = None) -> DepthPlan:
-        draw = SAMPLERS[self.config.depth.sampling]
-        seed, mean = self.config.run.seed, self.ramp.at(step)
-        plan = draw(seed, step, row_ids, mean, self.model_config.max_loops, places)
+        seed, mean, sampling = self.config.run.seed, self.ramp.at(step), self.config.depth.sampling
+        plan = DepthPlan.sample(seed, step, row_ids, mean, self.model_config.max_loops, places, sampling)
         return replace(plan, mu_bwd=self.config.depth.backward_loops or plan.mu_bwd)  # 0: ceil(mu_rec / 2)
 
     def normaliser(self, batches: Sequence[TreeBatch]) -> float:
