@@ -7,7 +7,7 @@ from typing import Any
 
 from loopwm.pixel.replay import RewardUnit
 from loopwm.pixel.system import drop_retired, system_class, with_sections
-from loopwm.records.config import require_positive, typed
+from loopwm.records.config import check_numbers, typed
 from loopwm.records.errors import InputError
 from loopwm.trainer.config import OptimizerConfig, RunConfig
 
@@ -36,7 +36,7 @@ POSITIVE = {
     "optimizer": ("learning_rate", "clip_norm"),
     "run": ("steps", "log_every", "eval_every", "eval_batches", "save_every", "keep_checkpoints"),
 }
-"""Keys whose values must be above zero."""
+"""Keys whose values must be above zero, by section; other numbers of the section must not be below it."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class PixelTrainingConfig:
     def __post_init__(self) -> None:
         if not self.data.train:
             raise InputError("data.train: must be a folder of recorded episodes, got none")
-        require_positive(self, POSITIVE)
+        check_numbers(self, POSITIVE)
 
 
 def training_config(sections: dict[str, Any]) -> PixelTrainingConfig:

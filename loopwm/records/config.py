@@ -18,13 +18,13 @@ import yaml
 from loopwm.records.errors import InputError
 
 
-def require_positive(config: Any, sections: Mapping[str, Sequence[str]]) -> None:
-    """Raise InputError for a value that is not above zero; sections: keys by the name of their section."""
-    for section, keys in sections.items():
-        for key in keys:
-            value = getattr(getattr(config, section), key)
-            if not value > 0:
-                raise InputError(f"{section}.{key}: must be above 0, got {value}")
+def check_numbers(config: Any, positive: Mapping[str, Sequence[str]]) -> None:
+    """Raise InputError for a number of these sections that is below zero, or zero where its key is listed."""
+    for section, keys in positive.items():
+        for key, value in vars(getattr(config, section)).items():
+            if isinstance(value, int | float) and not (value > 0 if key in keys else value >= 0):
+                bound = "be above" if key in keys else "not be below"
+                raise InputError(f"{section}.{key}: must {bound} 0, got {value}")
 
 
 def typed(cls: type[T], raw: dict[str, Any]) -> T:

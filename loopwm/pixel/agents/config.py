@@ -11,7 +11,7 @@ from typing import Any, Literal
 from loopwm.pixel.registry import AGENTS, LEARNERS, named
 from loopwm.pixel.replay import RewardUnit
 from loopwm.pixel.system import drop_retired, system_class, with_sections
-from loopwm.records.config import require_positive, typed
+from loopwm.records.config import check_numbers, typed
 from loopwm.records.errors import InputError
 
 
@@ -94,7 +94,7 @@ POSITIVE = {
     "imagination": ("count", "steps", "burn_in", "epochs", "minibatches"),
     "run": ("save_every",),
 }
-"""Keys whose values must be above zero."""
+"""Keys whose values must be above zero, by section; other numbers of the section must not be below it."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class AgentConfig:
     run: AgentRunConfig = field(default_factory=AgentRunConfig)
 
     def __post_init__(self) -> None:
-        require_positive(self, POSITIVE)
+        check_numbers(self, POSITIVE)
         shares = self.world.recency
         if shares and (min(shares) < 0 or abs(sum(shares) - 1) > 1e-6):
             raise InputError(f"world.recency: must be shares that sum to 1, got {shares}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from loopwm.records.config import read_sections, require_positive, typed
+from loopwm.records.config import check_numbers, read_sections, typed
 from loopwm.records.errors import InputError
 from loopwm.records.template import CONTEXT_LIMIT, ContextKind
 from loopwm.trainer.config import OptimizerConfig, RunConfig
@@ -199,27 +199,10 @@ POSITIVE = {
     "batch": ("rows", "tokens", "micro_batches"),
     "objective": ("state_change_weight",),
     "optimizer": ("learning_rate", "clip_norm"),
+    "depth": (),
     "run": ("steps", "log_every", "eval_every", "eval_batches", "save_every", "keep_checkpoints"),
 }
-"""Keys whose values must be above zero."""
-
-NOT_NEGATIVE = {
-    "objective": (
-        "undetermined_weight",
-        "reward_coef",
-        "continue_coef",
-        "consistency_coef",
-        "contraction_coef",
-        "bag_coef",
-        "state_coef",
-        "horizon_every",
-    ),
-    "data": ("history_share", "max_branches", "episode_steps", "query_share", "max_queries"),
-    "optimizer": ("weight_decay", "average"),
-    "batch": ("packed", "workers"),
-    "depth": ("backward_loops", "ramp_start", "ramp_steps"),
-}
-"""Keys whose values must not be below zero."""
+"""Keys whose values must be above zero, by section; other numbers of the section must not be below it."""
 
 
 @dataclass(frozen=True)
@@ -234,12 +217,7 @@ class TrainingConfig:
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
-        require_positive(self, POSITIVE)
-        for section, keys in NOT_NEGATIVE.items():
-            for key in keys:
-                value = getattr(getattr(self, section), key)
-                if not value >= 0:
-                    raise InputError(f"{section}.{key}: must not be below 0, got {value}")
+        check_numbers(self, POSITIVE)
         self.data.check()
         require_shares("objective.integer_weights", self.objective.integer_weights)
         require_shares("objective.opening_weights", self.objective.opening_weights)
