@@ -266,10 +266,9 @@ class LoopWMModel(LoopWMPreTrainedModel):
         return F.normalize((e_NOD.float() * real[:, :, None]).sum(1), dim=-1)  # of length 1, so a sum does for the mean
 
     def _slot_attention(self, cache: Cache | KVCache | None, **kwargs: Any) -> Attend:
-        if isinstance(cache, KVCache) and cache.prefix is not None:
-            return _attention_of_sharers(cache, cache.prefix)
-
         def attend(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+            if isinstance(cache, KVCache) and cache.prefix is not None:
+                return prefix_attention(q, *cache.update(k, v, slot), mask, *cache.prefix.columns(slot))
             return self.slots[slot](q, k, v, mask, cache, **kwargs)
 
         return attend
@@ -281,13 +280,6 @@ def _apart(attention: Attend) -> Attend:
     def attend(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
         with attention_products(q.shape[2]):
             return attention(slot, q, k, v, mask)
-
-    return attend
-
-
-def _attention_of_sharers(cache: KVCache, prefix: KVCache) -> Attend:
-    def attend(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        return prefix_attention(q, *cache.update(k, v, slot), mask, *prefix.columns(slot))
 
     return attend
 
