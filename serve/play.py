@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,8 +12,9 @@ from typing import Any
 
 from loopwm.records.command import doc_parser
 from loopwm.records.errors import InputError
+from loopwm.records.files import read_json
 from loopwm.worlds.http import Client, WorldError
-from serve.local_service import add_arguments, connected, read_text
+from serve.local_service import add_arguments, connected
 from serve.playground import EXAMPLES
 
 Json = dict[str, Any]
@@ -33,10 +33,6 @@ worlds            list all worlds; * marks the current one
 world N           switch to world N
 help, quit"""
 END_OF_TEXT = "."
-
-
-class PlayError(Exception):
-    """Invalid command, described in one line."""
 
 
 @dataclass
@@ -73,7 +69,7 @@ class Game:
         return f"world {self._current + 1}> "
 
     def command(self, line: str) -> None:
-        """Run a command. Raises PlayError or WorldError, without a change."""
+        """Run a command. Raises InputError or WorldError, without a change."""
         word, _, rest = line.strip().partition(" ")
         without_argument: dict[str, Callable[[], None]] = {
             "fork": self._fork, "worlds": self._worlds, "truth": self._truth, "help": self._help,
@@ -108,7 +104,7 @@ class Game:
 
     def _observe(self, action: str) -> None:
         if not action:
-            raise PlayError("observe: must be followed by an action")
+            raise InputError("observe: must be followed by an action")
         self._say(f"enter the observation; end it with a line of {END_OF_TEXT!r}:")
         lines = list(iter(self._read, END_OF_TEXT))
         self._post("observe", {"action": action, "observation": "\n".join(lines)})
@@ -128,7 +124,7 @@ class Game:
     def _truth(self) -> None:
         actions = self._branch.actions
         if not actions or [action for action, _ in self._recorded[: len(actions)]] != actions:
-            raise PlayError("truth: nothing is recorded for these actions")
+            raise InputError("truth: nothing is recorded for these actions")
         self._say(self._recorded[len(actions) - 1][1])
 
     def _fork(self) -> None:
@@ -143,7 +139,7 @@ class Game:
 
     def _use(self, number: str) -> None:
         if not number.isdecimal() or not 1 <= int(number) <= len(self._branches):
-            raise PlayError(f"world: must be a number from 1 to {len(self._branches)}, got {number!r}")
+            raise InputError(f"world: must be a number from 1 to {len(self._branches)}, got {number!r}")
         self._current = int(number) - 1
 
     def _help(self) -> None:
@@ -155,7 +151,7 @@ class Game:
 def _actions(text: str) -> list[str]:
     actions = [action.strip() for action in text.split(";") if action.strip()]
     if not actions:
-        raise PlayError("action: must not be empty; see help")
+        raise InputError("action: must not be empty; see help")
     return actions
 
 
@@ -185,7 +181,7 @@ def main(arguments: list[str] | None = None) -> int:
             for step in start.get("history") or ():
                 print(f"> {step['action']}", step["observation"], sep="\n")
             play(game)
-    except (PlayError, WorldError, InputError, EOFError) as error:
+    except (InputError, WorldError, EOFError) as error:
         print(f"error: {str(error) or 'the input ended within a text'}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -207,29 +203,22 @@ def play(game: Game) -> None:
             return
         try:
             game.command(line)
-        except (PlayError, WorldError) as error:
+        except (InputError, WorldError) as error:
             print(f"error: {error}")
 
 
 def _start(args: argparse.Namespace) -> Json:
     if args.world is not None:
-        return _object(args.world)
+        start = read_json(args.world)
+        if not isinstance(start, dict):
+            raise InputError(f"--world: {args.world} must contain a JSON object")
+        return start
     examples = _examples()
     name = args.example or next(iter(examples))
     if name not in examples:
-        raise PlayError(f"--example: must be one of {', '.join(examples)}, got {name!r}")
+        raise InputError(f"--example: must be one of {', '.join(examples)}, got {name!r}")
     return examples[name]
 
 
-def _object(path: Path) -> Json:
-    try:
-        value = json.loads(read_text("--world", path))
-    except ValueError as error:
-        raise PlayError(f"--world: {error}") from error
-    if not isinstance(value, dict):
-        raise PlayError(f"--world: {path} must contain a JSON object")
-    return value
-
-
 def _examples() -> dict[str, Json]:
-    return {example["name"]: example for example in json.loads(EXAMPLES.read_text(encoding="utf-8"))}
+    return {example["name"]: example for example in read_json(EXAMPLES)}

@@ -10,12 +10,13 @@ from typing import Any
 import httpx
 import pytest
 
+from loopwm.records.errors import InputError
 from loopwm.records.template import Context, Transition
 from loopwm.text.world import WorldModel
 from loopwm.worlds.http import Client, WorldError
 from serve.__main__ import main
 from serve.local_service import connected
-from serve.play import Game, PlayError
+from serve.play import Game
 from serve.playground import EXAMPLES
 
 START = {
@@ -114,7 +115,7 @@ def test_a_plan_marks_the_best_and_leaves_the_world(terminal):
 def test_truth_is_told_only_for_the_recorded_actions(terminal):
     terminal("open door", "look around")
     assert terminal("truth") == "A kitchen.\n"
-    with pytest.raises(PlayError, match="nothing is recorded"):
+    with pytest.raises(InputError, match="nothing is recorded"):
         terminal("wait", "truth")
 
 
@@ -130,7 +131,7 @@ def test_truth_is_told_only_for_the_recorded_actions(terminal):
     ],
 )
 def test_a_wrong_command_is_told_and_changes_nothing(terminal, command, message):
-    with pytest.raises((PlayError, WorldError), match=message):
+    with pytest.raises((InputError, WorldError), match=message):
         terminal(command)
     assert terminal("worlds") == "* 1  (no actions)\n"
 
@@ -152,7 +153,7 @@ def test_commands_come_from_standard_input(worlds_client, capsys, monkeypatch, t
         (["--url", "http://127.0.0.1:1"], "does not answer: "),
         (["--url", "127.0.0.1"], "does not begin with http"),
         (["--example", "none/1"], "must be one of melt/"),
-        (["--world", "missing.json"], "--world: "),
+        (["--world", "missing.json"], "missing.json: no such file"),
         (["--url", "http://127.0.0.1:1", "--api-key-file", "missing"], "--api-key-file: "),
         pytest.param(["--model", "missing"], "the service did not start", marks=pytest.mark.slow),
     ],
