@@ -7,7 +7,8 @@ Shape suffixes: B batch, T environment steps, N slots of a frame, P coordinates,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -164,6 +165,21 @@ class FrameCache:
         batch, frames = len(self.episodes), other.episodes.shape[1]
         any_row = torch.zeros(batch, dtype=torch.long, device=other.episodes.device)
         return FrameCache(other.columns.select(any_row), self.episodes.new_full((batch, frames), NO_EPISODE))
+
+
+def replace_rows(state: Any, rows: Tensor, fresh: Any) -> Any:
+    """Return a state with rows int64 (R,) taken from `fresh`, a state of R rows in that order.
+
+    A state is a tensor (B, ...), a cache, a number of which the larger counts, or a dataclass of states.
+    """
+    if isinstance(state, Tensor):
+        return state.index_copy(0, rows, fresh)
+    if isinstance(state, FrameCache):
+        return state.replace(rows, fresh)
+    if isinstance(state, int):
+        return max(state, fresh)
+    parts = {f.name: replace_rows(getattr(state, f.name), rows, getattr(fresh, f.name)) for f in fields(state)}
+    return replace(state, **parts)
 
 
 @dataclass(frozen=True)

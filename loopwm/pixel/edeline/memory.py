@@ -40,10 +40,6 @@ class MemoryState:
     def select(self, rows: Tensor) -> MemoryState:
         return MemoryState(self.cache.select(rows), self.steps[rows])
 
-    def replace(self, rows: Tensor, fresh: MemoryState) -> MemoryState:
-        """Return the state with rows int64 (R,) taken from `fresh`, a state of R rows in that order."""
-        return MemoryState(self.cache.replace(rows, fresh.cache), self.steps.index_copy(0, rows, fresh.steps))
-
 
 @dataclass(frozen=True)
 class MemoryOutput:

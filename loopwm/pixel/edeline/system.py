@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from loopwm.pixel.dynamics import Depth
+from loopwm.pixel.dynamics import Depth, replace_rows
 from loopwm.pixel.edeline.auxiliary_losses import LEVELS, Contrast, Preview, novelty, to_signed, unique_frames
 from loopwm.pixel.edeline.config import EdelineConfig, EdelineLoss, EdelineSampling
 from loopwm.pixel.edeline.memory import Memory, MemoryState
@@ -335,9 +335,7 @@ class EdelineWorld:
 
     @torch.no_grad()
     def replace(self, state: EdelineState, rows: Tensor, fresh: EdelineState) -> EdelineState:
-        frames = state.frames.index_copy(0, rows, fresh.frames)
-        first = state.first.index_copy(0, rows, fresh.first)
-        return EdelineState(state.memory.replace(rows, fresh.memory), frames, first)
+        return replace_rows(state, rows, fresh)
 
 
 def same_episode(begins: Tensor) -> Tensor:

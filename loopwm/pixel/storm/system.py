@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from loopwm.core.twohot import two_hot_loss, two_hot_value
-from loopwm.pixel.dynamics import Depth, FrameCache, as_pixels, require_at_least
+from loopwm.pixel.dynamics import Depth, FrameCache, as_pixels, replace_rows, require_at_least
 from loopwm.pixel.imagined import Imagined
 from loopwm.pixel.storm.model import Storm, StormConfig, kl_divergence, mode, sample_latents
 from loopwm.pixel.system import Diagnostics, FrameBatch, PixelSystem, mean_of
@@ -133,15 +133,6 @@ class StormState:
         """Mark rows whose frame begins an episode, first: bool (B,)."""
         return replace(self, first=first, h=self.h.masked_fill(first[:, None], 0))
 
-    def replace(self, rows: Tensor, fresh: StormState) -> StormState:
-        """Return the state with rows int64 (R,) taken from `fresh`, a state of R rows in that order."""
-        tensors = {
-            name: getattr(self, name).index_copy(0, rows, getattr(fresh, name))
-            for name in ("z", "h", "first", "frames", "past", "past_first")
-        }
-        cache = self.cache.replace(rows, fresh.cache)
-        return StormState(**tensors, longest=max(self.longest, fresh.longest), cache=cache)
-
 
 class StormWorld:
     """`LatentWorld` whose policies act on [z_t, h_{t-1}]."""
@@ -209,7 +200,7 @@ class StormWorld:
         return torch.cat((state.z.flatten(1), state.h), -1)
 
     def replace(self, state: StormState, rows: Tensor, fresh: StormState) -> StormState:
-        return state.replace(rows, fresh)
+        return replace_rows(state, rows, fresh)
 
     def _posterior(self, obs: Tensor, generator: torch.Generator) -> Tensor:
         with evaluating(self.network):

@@ -87,13 +87,6 @@ class TwistedState:
     frames: Tensor
     first: Tensor
 
-    def replace(self, rows: Tensor, fresh: TwistedState) -> TwistedState:
-        """Return the state with rows int64 (R,) taken from `fresh`, a state of R rows in that order."""
-        pairs = ((self.tokens, fresh.tokens), (self.frames, fresh.frames), (self.first, fresh.first))
-        return TwistedState(
-            self.cache.replace(rows, fresh.cache), *(ours.index_copy(0, rows, theirs) for ours, theirs in pairs)
-        )
-
 
 class Twisted(nn.Module):
     """Embeddings, dynamics and heads."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from loopwm.pixel.dynamics import Depth
+from loopwm.pixel.dynamics import Depth, replace_rows
 from loopwm.pixel.imagined import Imagined
 from loopwm.pixel.system import Diagnostics, FrameBatch, PixelSystem, Prepared, mean_of
 from loopwm.pixel.twisted.codebook import PatchTokenizer
@@ -130,4 +130,4 @@ class TwistedWorld:
         return self.tokenizer.decode(state.tokens)
 
     def replace(self, state: TwistedState, rows: Tensor, fresh: TwistedState) -> TwistedState:
-        return state.replace(rows, fresh)
+        return replace_rows(state, rows, fresh)

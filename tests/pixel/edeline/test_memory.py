@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from loopwm.core import DepthPlan
+from loopwm.pixel.dynamics import replace_rows
 from loopwm.pixel.edeline.memory import Memory, MemoryConfig
 
 B, T, D = 3, 7, 16
@@ -81,7 +82,7 @@ def test_rows_begun_anew_go_on_as_if_alone(memory, played):
     for before, fresh_before in ((4, 2), (1, 3)):
         state = memory(x[:, :before], free[:, :before], 2).state
         fresh = memory(x[:1, :fresh_before] + 1, free[:1, :fresh_before], 2).state
-        mixed = state.replace(torch.tensor([1]), fresh)
+        mixed = replace_rows(state, torch.tensor([1]), fresh)
         found = memory.step(x[:, 6], free[:, 6], 2, mixed).h
         alone = memory.step(x[1:2, 6], free[1:2, 6], 2, fresh).h
         rest = memory.step(x[:, 6], free[:, 6], 2, state).h
