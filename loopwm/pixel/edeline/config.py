@@ -101,11 +101,6 @@ class EdelineSampling:
         if not 0 < self.sigma_min <= self.sigma_max:
             raise ValueError(f"sigma_min: must be between 0 and sigma_max ({self.sigma_max}), got {self.sigma_min}")
 
-    @property
-    def deviation(self) -> float:
-        """Standard deviation of the initial noise."""
-        return self.sigma_max if self.noise == "sigma_max" else 1.0
-
     def sigmas(self) -> list[float]:
         """Return the steps + 1 noise levels from the largest to zero, evenly spaced in sigma^(1 / rho)."""
         if self.steps == 1:

@@ -118,7 +118,9 @@ class Edeline(PixelSystem):
         self.noise = nn.Sequential(FourierFeatures(condition), nn.Linear(condition, condition), nn.SiLU())
         self.memory_key, self.noise_key = nn.Linear(dim, condition), nn.Linear(condition, condition)
         self.memory_map = _map(config.unet, dim, space.frame_shape)
-        self.preview = _preview(config.unet, objective.preview, colours)
+        if objective.preview and not config.unet.memory_map:
+            raise ValueError("unet.memory_map: must be at least 1 with objective.preview, got 0")
+        self.preview = Preview(config.unet.memory_map, colours, config.unet.stem) if objective.preview else None
         self.contrast = Contrast(dim, self.encoder.width) if objective.contrast else None
         self.condition = nn.Sequential(nn.Linear(2 * condition, condition), nn.SiLU(), nn.Linear(condition, condition))
         self.harmonisers = nn.Parameter(torch.zeros(2))
@@ -181,7 +183,7 @@ class Edeline(PixelSystem):
         """Sample frames (B, C, H, W) by Euler steps from normal noise."""
         shape = before[:, 0].shape
         noise = torch.randn(shape, generator=generator, device=generator.device)
-        x = sampling.deviation * noise.to(before.device)
+        x = (sampling.sigma_max if sampling.noise == "sigma_max" else 1.0) * noise.to(before.device)
         sigmas = sampling.sigmas()
         for sigma, following in pairwise(sigmas):
             # Training folds the offset noise into sigma, so the network expects it in its noise level.
@@ -368,12 +370,3 @@ def _map(config: UNetConfig, dim: int, frame_shape: tuple[int, int, int]) -> nn.
     sides = [side // config.stem for side in frame_shape[:2]]
     places = math.prod(sides)
     return nn.Sequential(nn.Linear(dim, config.memory_map * places), nn.Unflatten(1, (config.memory_map, *sides)))
-
-
-def _preview(config: UNetConfig, weight: float, colours: int) -> Preview | None:
-    """Create the decoder of the preview loss. Raises ValueError without a memory map."""
-    if not weight:
-        return None
-    if not config.memory_map:
-        raise ValueError("unet.memory_map: must be at least 1 with objective.preview, got 0")
-    return Preview(config.memory_map, colours, config.stem)
