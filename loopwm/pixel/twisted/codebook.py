@@ -38,7 +38,8 @@ class PatchTokenizer:
             raise ValueError(f"threshold: must be a squared distance, got {threshold}")
         self.frame_shape, self.patch = (height, width, channels), (patch[0], patch[1])
         self.capacity, self.threshold = capacity, float(threshold)
-        self._codes = torch.empty(0, patch[0] * patch[1] * channels, dtype=torch.uint8)
+        self.codes = torch.empty(0, patch[0] * patch[1] * channels, dtype=torch.uint8)
+        """Codes, uint8 (S, P)."""
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -52,7 +53,7 @@ class PatchTokenizer:
     @property
     def size(self) -> int:
         """Number of codes; tokens are below it."""
-        return len(self._codes)
+        return len(self.codes)
 
     def grow(self, frames: Tensor) -> int:
         """Add patches of frames uint8 (..., H, W, C) that are further than the threshold from every code, in order.
@@ -65,11 +66,11 @@ class PatchTokenizer:
         for patches in self._blocks(frames):
             distinct, inverse = first_occurrences(patches)
             count = torch.bincount(inverse, minlength=len(distinct))
-            far = self._far(distinct, self._codes)
+            far = self._far(distinct, self.codes)
             distinct, count = distinct[far], count[far]
             while len(distinct) and self.size < self.capacity:
                 code = distinct[:1]  # the next far patch; those near it are done
-                self._codes = torch.cat([self._codes, code])
+                self.codes = torch.cat([self.codes, code])
                 far = self._far(distinct, code)
                 distinct, count = distinct[far], count[far]
             refused += int(count.sum())
@@ -86,7 +87,7 @@ class PatchTokenizer:
         tokens = [torch.empty(0, dtype=torch.int64, device=frames.device)]
         for patches in self._blocks(frames):
             distinct, inverse = first_occurrences(patches)
-            tokens.append(squared_distances(distinct, self._codes).argmin(-1)[inverse])
+            tokens.append(squared_distances(distinct, self.codes).argmin(-1)[inverse])
         return torch.cat(tokens).view(*frames.shape[:-3], self.tokens_per_frame)
 
     def decode(self, tokens: Tensor) -> Tensor:
@@ -98,21 +99,16 @@ class PatchTokenizer:
             raise ValueError(f"tokens: shape must end in {self.tokens_per_frame}, got {tuple(tokens.shape)}")
         if tokens.numel() and not (int(tokens.min()) >= 0 and int(tokens.max()) < self.size):
             raise ValueError(f"tokens: must be below {self.size} (codes), got {int(tokens.min())}..{int(tokens.max())}")
-        self._codes = self._codes.to(tokens.device)
+        self.codes = self.codes.to(tokens.device)
         (rows, columns), (h, w), channels = self.grid, self.patch, self.frame_shape[2]
-        patches = self._codes[tokens].view(-1, rows, columns, h, w, channels)
+        patches = self.codes[tokens].view(-1, rows, columns, h, w, channels)
         return patches.transpose(2, 3).reshape(*tokens.shape[:-1], *self.frame_shape)
-
-    @property
-    def codes(self) -> Tensor:
-        """Codes, uint8 (S, P)."""
-        return self._codes
 
     def take_codes(self, codes: Tensor) -> None:
         """Replace the codes by those of another tokenizer. Raises ValueError if they belong to other settings."""
-        if codes.dtype != torch.uint8 or codes.shape[1:] != self._codes.shape[1:] or len(codes) > self.capacity:
+        if codes.dtype != torch.uint8 or codes.shape[1:] != self.codes.shape[1:] or len(codes) > self.capacity:
             raise ValueError(f"codes: must fit the tokenizer's settings, got {codes.dtype} {tuple(codes.shape)}")
-        self._codes = codes
+        self.codes = codes
 
     def _check_frames(self, frames: Tensor) -> None:
         if frames.dtype != torch.uint8 or tuple(frames.shape[-3:]) != self.frame_shape:
@@ -122,7 +118,7 @@ class PatchTokenizer:
 
     def _blocks(self, frames: Tensor) -> Iterator[Tensor]:
         """Yield the patches (N, P) of whole frames in order, some frames at a time."""
-        self._codes = self._codes.to(frames.device)
+        self.codes = self.codes.to(frames.device)
         (rows, columns), (h, w), channels = self.grid, self.patch, self.frame_shape[2]
         cut = frames.reshape(-1, rows, h, columns, w, channels)
         for block in cut.split(max(1, BLOCK // self.tokens_per_frame)):
