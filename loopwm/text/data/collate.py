@@ -250,24 +250,11 @@ class BranchSteps:
     def collate(
         cls, rows: Sequence[Sequence[BranchStep]], columns: Sequence[NDArray[np.int64]], slots: int, pad_id: int
     ) -> BranchSteps:
-        """Collate latents.
-
-        Args:
-            rows: latents of each row.
-            columns: for each row, the batch column of each of its tokens.
-            slots: M.
-            pad_id: padding of texts.
-        """
+        """Collate latents of M = `slots` slots. columns: for each row, the batch column of each of its tokens."""
         steps = [(i, step) for i, row in enumerate(rows) for step in row]
         at = np.array([columns[i][step.places] for i, step in steps], dtype=np.int64)
         horizon = torch.tensor([step.horizon for _, step in steps], dtype=torch.long)
-        lengths = [len(step.observation) for _, step in steps]
-        observation = np.full((len(steps), max(lengths, default=0)), pad_id, dtype=np.int64)
-        weight = np.zeros(observation.shape, dtype=np.float32)
-        for line, weights, (_, step) in zip(observation, weight, steps, strict=True):
-            line[: len(step.observation)] = step.observation
-            # The first and the last are marks, which say nothing of what happened.
-            weights[1 : 1 + len(step.weights[1:-1])] = step.weights[1:-1]
+        observations = WordBags.collate([step.words for _, step in steps], pad_id)
         return cls(
             row=torch.tensor([i for i, _ in steps], dtype=torch.long),
             columns=torch.from_numpy(at.reshape(len(steps), slots)),  # without steps `at` is flat
@@ -278,9 +265,9 @@ class BranchSteps:
             supervised=torch.tensor([step.supervised for _, step in steps], dtype=torch.bool),
             reward=torch.tensor([step.reward for _, step in steps], dtype=torch.float32),
             done=torch.tensor([step.done for _, step in steps], dtype=torch.bool),
-            observation=torch.from_numpy(observation),
-            observation_length=torch.tensor(lengths, dtype=torch.long),
-            observation_weight=torch.from_numpy(weight),
+            observation=observations.tokens,
+            observation_length=torch.tensor([len(step.words.tokens) for _, step in steps], dtype=torch.long),
+            observation_weight=observations.weight,
             branches=int((horizon == 0).sum()),
             state=tuple(WordBags.collate(texts, pad_id) for texts in zip(*(s.state for _, s in steps), strict=True)),
         )

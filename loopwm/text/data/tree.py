@@ -109,17 +109,16 @@ STATE_KINDS, STATE_NAMES = (LOOK, INVENTORY), ("look", "inventory")
 class BranchStep:
     """A latent h_k of a branch: places of its slots in the row, and the outcome of the step.
 
-    deepest: K of its branch. supervised: its observation is decoded in the row. observation: o_k with its marks, empty
-    at horizon 0; weights: of its tokens in the loss. reward: points, NaN if not recorded. state: the state's texts, one
-    for each of `STATE_KINDS`; none if they are no targets.
+    deepest: K of its branch. supervised: its observation is decoded in the row. words: o_k with its marks, which weigh
+    nothing; empty at horizon 0. reward: points, NaN if not recorded. state: the state's texts, one for each of
+    `STATE_KINDS`; none if they are no targets.
     """
 
     places: range
     horizon: int
     deepest: int
     supervised: bool
-    observation: Sequence[int]
-    weights: Sequence[float]
+    words: Words
     reward: float
     done: bool
     state: tuple[Words, ...] = ()
@@ -270,7 +269,9 @@ class RowBuilder:
                 row.supervise_last(undetermined, TRUNK_HORIZON)
                 if slots:
                     state = self._state_words(episode, step, facts, step - 1)
-                    row.trunk_steps.append(self._latent(episode, step, places, undetermined, state))
+                    words = self._observed(episode, observation, undetermined)
+                    # As a branch of one action.
+                    row.trunk_steps.append(BranchStep(places, 1, 1, True, words, *self._outcome(episode, step), state))
             ends[step] = position
         return ends
 
@@ -287,7 +288,7 @@ class RowBuilder:
         # h_0 is a side branch if the trunk has slots: no later token attends to it there, as in serving.
         position = row.append(self._state, end, end, number, START if self.slots.in_trunk else 0, 0)
         state = self._state_words(episode, branch.step, facts, branch.step)
-        row.steps.append(BranchStep(self._slots_at_end(row), 0, branch.deepest, False, (), (), math.nan, False, state))
+        row.steps.append(BranchStep(self._slots_at_end(row), 0, branch.deepest, False, Words(), math.nan, False, state))
         position = end if self.slots.in_trunk else position
         for k in range(1, branch.deepest + 1):
             step, is_query = branch.step + k, branch.query is not None and k == branch.deepest
@@ -302,10 +303,10 @@ class RowBuilder:
             # A query leaves the state as it is: its answer is a text of the step before.
             place = (ANSWER, step - 1, branch.query or 0) if is_query else (OBSERVATION, step, 0)
             undetermined = [*facts.undetermined(*place, last_shown=branch.step), False]
-            weights = self._weights(episode).of([IGNORED, *observation[1:]], [False, *undetermined])
+            words = self._observed(episode, observation, undetermined)
             places = self._slots_at_end(row)
             state = self._state_words(episode, place[1], facts, branch.step)
-            row.steps.append(BranchStep(places, k, branch.deepest, decoded, observation, weights, *outcome, state))
+            row.steps.append(BranchStep(places, k, branch.deepest, decoded, words, *outcome, state))
             if decoded:
                 # `position` is not advanced: the next action continues the spine as if nothing were decoded.
                 row.append(observation, position, end, number, k, k)
@@ -331,13 +332,10 @@ class RowBuilder:
         ]
         return Words(tokens, weights)
 
-    def _latent(
-        self, episode: TokenEpisode, step: int, places: range, undetermined: Sequence[bool], state: tuple[Words, ...]
-    ) -> BranchStep:
-        """Return a step of the trunk as a branch of one action."""
-        observation = self._observation(episode, step)
-        weights = self._weights(episode).of([IGNORED, *observation[1:]], [False, *undetermined])
-        return BranchStep(places, 1, 1, True, observation, weights, *self._outcome(episode, step), state)
+    def _observed(self, episode: TokenEpisode, observation: Sequence[int], undetermined: Sequence[bool]) -> Words:
+        """Return an observation as words; its marks, the first and the last token, say nothing of what happened."""
+        weights = self._weights(episode).of(observation[1:-1], undetermined[:-1])
+        return Words(observation, [0.0, *weights, 0.0])
 
     @staticmethod
     def _outcome(episode: TokenEpisode, step: int) -> tuple[float, bool]:
