@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -122,6 +123,16 @@ def _equal_before(texts: Sequence[int]) -> NDArray[np.int32]:
     return before
 
 
+@dataclass(frozen=True)
+class _Epoch:
+    """Target tokens that an epoch has given so far by context kind, horizon and kind of answer; its random source."""
+
+    context_kinds: WeightedRoundRobin[ContextKind]
+    horizons: WeightedRoundRobin[int]
+    queries: WeightedRoundRobin[bool]
+    rng: np.random.Generator
+
+
 class EpochPlanner:
     """Cuts the episodes of one source into the rows of an epoch."""
 
@@ -155,14 +166,14 @@ class EpochPlanner:
 
     def plan(self, rng: np.random.Generator) -> list[tuple[int, RowPlan]]:
         """Plan the rows of an epoch in order: index of the episode and plan."""
-        context_kinds = WeightedRoundRobin(self.config.regimes)
         share = self.config.query_share
         queries = WeightedRoundRobin({True: share, False: 1 - share})
         horizons = WeightedRoundRobin(dict(enumerate(self.config.horizon_shares, start=1)))
+        epoch = _Epoch(WeightedRoundRobin(self.config.regimes), horizons, queries, rng)
         rows = [
             (int(index), plan)
             for index in self._sample_episodes(rng)
-            for plan in self._subsample_windows(self.episodes[index], context_kinds, horizons, queries, rng)
+            for plan in self._subsample_windows(self.episodes[index], epoch)
         ]
         return [rows[i] for i in rng.permutation(len(rows))]
 
@@ -174,49 +185,34 @@ class EpochPlanner:
             times += rng.random(len(times)) < fractions
         return rng.permutation(np.repeat(np.arange(len(times)), times))
 
-    def _subsample_windows(
-        self,
-        measured: MeasuredEpisode,
-        context_kinds: WeightedRoundRobin[ContextKind],
-        horizons: WeightedRoundRobin[int],
-        queries: WeightedRoundRobin[bool],
-        rng: np.random.Generator,
-    ) -> list[RowPlan]:
+    def _subsample_windows(self, measured: MeasuredEpisode, epoch: _Epoch) -> list[RowPlan]:
         """Draw windows of an episode until they contain `episode_steps` steps; all if it has no more."""
-        rows, most = list(self._windows(measured, context_kinds, horizons, queries, rng)), self.config.episode_steps
+        rows, most = list(self._windows(measured, epoch)), self.config.episode_steps
         if not most or measured.episode.last_step <= most:
             return rows
-        order = rng.permutation(len(rows))
+        order = epoch.rng.permutation(len(rows))
         new = np.diff([0, *(row.last for row in rows)])  # steps: each window begins after the one before
         steps = np.cumsum(new[order])
         return [rows[i] for i in order[: int(np.searchsorted(steps, most)) + 1]]
 
-    def _windows(
-        self,
-        measured: MeasuredEpisode,
-        context_kinds: WeightedRoundRobin[ContextKind],
-        horizons: WeightedRoundRobin[int],
-        queries: WeightedRoundRobin[bool],
-        rng: np.random.Generator,
-    ) -> Iterator[RowPlan]:
+    def _windows(self, measured: MeasuredEpisode, epoch: _Epoch) -> Iterator[RowPlan]:
         """Cut an episode into windows; each begins after the last step of the one before."""
         start = 0
         while start < measured.episode.last_step:
-            allowed = [
-                context_kind for context_kind in context_kinds.shares if self._allowed(measured, start, context_kind)
-            ]
-            context_kind = context_kinds.next(allowed) if allowed else "observed"  # no room: `_window` takes a step
-            head, first, last = self._window(measured, start, context_kind, rng)
-            last = self._shorten_for_due_context(measured, start, last, context_kinds)
+            allowed = [kind for kind in epoch.context_kinds.shares if self._allowed(measured, start, kind)]
+            # Without room for any, `_window` takes a step.
+            context_kind = epoch.context_kinds.next(allowed) if allowed else "observed"
+            head, first, last = self._window(measured, start, context_kind, epoch.rng)
+            last = self._shorten_for_due_context(measured, start, last, epoch.context_kinds)
             targets_from = start + 1 if self.supervise == "every" else None
             targets = int(measured.targets[targets_from : last + 1].sum()) if targets_from is not None else 0
             if self.trunk_is_served:
-                horizons.give(1, targets)
-            branches = self._branches(measured, start, last, horizons, rng)
+                epoch.horizons.give(1, targets)
+            branches = self._branches(measured, start, last, epoch)
             deferred = sum(int(measured.targets[b.step + k]) for b in branches for k in b.decoded)
-            queries.give(False, targets + deferred)
-            query_branches, answers = self._query_branches(measured.episode, start, last, queries, rng)
-            context_kinds.give(context_kind, targets + deferred + answers)
+            epoch.queries.give(False, targets + deferred)
+            query_branches, answers = self._query_branches(measured.episode, start, last, epoch)
+            epoch.context_kinds.give(context_kind, targets + deferred + answers)
             yield RowPlan(head, context_kind, first, last, branches + query_branches, targets_from)
             start = last
 
@@ -259,24 +255,17 @@ class EpochPlanner:
             return last
         return next((step for step in range(last - 1, start, -1) if self._allowed(measured, step, due)), last)
 
-    def _branches(
-        self,
-        measured: MeasuredEpisode,
-        start: int,
-        last: int,
-        horizons: WeightedRoundRobin[int],
-        rng: np.random.Generator,
-    ) -> tuple[Branch, ...]:
+    def _branches(self, measured: MeasuredEpisode, start: int, last: int, epoch: _Epoch) -> tuple[Branch, ...]:
         """Draw branches at steps of a window, more likely before runs of equal actions, until none is due."""
         branches: list[Branch] = []
-        for step in self._branch_steps(measured, start, last, rng):
+        for step in self._branch_steps(measured, start, last, epoch.rng):
             if len(branches) == self.config.max_branches:
                 break
             reach = min(self.config.max_horizon, measured.episode.last_step - step)
-            if decoded := self._due_horizons(horizons, reach):
+            if decoded := self._due_horizons(epoch.horizons, reach):
                 branches.append(Branch(step, decoded))
                 for k in decoded:
-                    horizons.give(k, int(measured.targets[step + k]))
+                    epoch.horizons.give(k, int(measured.targets[step + k]))
         return tuple(branches)
 
     def _branch_steps(self, measured: MeasuredEpisode, start: int, last: int, rng: np.random.Generator) -> list[int]:
@@ -294,7 +283,7 @@ class EpochPlanner:
         return [steps[i] for i in order]
 
     def _query_branches(
-        self, episode: TokenEpisode, start: int, last: int, queries: WeightedRoundRobin[bool], rng: np.random.Generator
+        self, episode: TokenEpisode, start: int, last: int, epoch: _Epoch
     ) -> tuple[tuple[Branch, ...], int]:
         """Draw state queries at steps of a window until none is due; return them and their target tokens.
 
@@ -303,12 +292,12 @@ class EpochPlanner:
         branches: list[Branch] = []
         tokens = 0
         if self.config.query_share > 0:
-            for step, index, length in self._sample_queries(episode, start, last, rng):
-                if len(branches) == self.config.max_queries or queries.next((False, True)) is False:
+            for step, index, length in self._sample_queries(episode, start, last, epoch.rng):
+                if len(branches) == self.config.max_queries or epoch.queries.next((False, True)) is False:
                     break
-                depth = int(rng.integers(0, min(self.config.max_horizon - 1, step - start) + 1))
+                depth = int(epoch.rng.integers(0, min(self.config.max_horizon - 1, step - start) + 1))
                 branches.append(Branch(step - depth, (depth + 1,), index))  # leaves within the window
-                queries.give(True, length)
+                epoch.queries.give(True, length)
                 tokens += length
         return tuple(branches), tokens
 
