@@ -4,7 +4,7 @@ T_i = max(1, Poisson(mu_rec)) for every sequence on its own (LoopWM, equation 9;
 `max_loops`; gradients flow through the last min(T_i, mu_bwd) loops, mu_bwd = ceil(mu_rec / 2).
 
 Two other samplers exist for comparison: one depth for a whole micro-batch, as in prior work, and a constant.
-`mu_rec` may grow over a run (`MeanRamp`).
+`mu_rec` may grow over a run (`ramped_mean`).
 
 Depth and initial noise are pure functions of (seed, step, index in the global batch), so the number of processes does
 not change them.
@@ -107,17 +107,9 @@ class DepthPlan:
         return noise if self.places is None else noise.gather(1, self.places[:, :, None].expand(-1, -1, dim))
 
 
-@dataclass(frozen=True)
-class MeanRamp:
-    """Ramp mu_rec over optimiser steps: `start` for `wait` steps, then linear to `end` over `steps`."""
-
-    start: float
-    end: float
-    steps: int
-    wait: int = 0
-
-    def at(self, step: int) -> float:
-        if step < self.wait:
-            return self.start
-        ramped = step - self.wait
-        return self.end if ramped >= self.steps else self.start + (self.end - self.start) * ramped / self.steps
+def ramped_mean(mu_rec: float, step: int, start: int, steps: int) -> float:
+    """Return the mean depth of an optimiser step: 1 up to step `start`, then linear to `mu_rec` over `steps` steps."""
+    if step < start:
+        return 1.0
+    ramped = step - start
+    return mu_rec if ramped >= steps else 1.0 + (mu_rec - 1.0) * ramped / steps

@@ -9,7 +9,7 @@ import torch
 from loopwm.core import (
     DepthPlan,
 )
-from loopwm.core.depth import MeanRamp, backward_loops
+from loopwm.core.depth import backward_loops, ramped_mean
 
 
 def test_depth_and_noise_depend_only_on_seed_step_and_global_row():
@@ -48,9 +48,9 @@ def test_other_samplings_share_noise_and_differ_in_depth_alone():
 
 
 def test_the_ramp_ends_at_mu_rec():
-    assert [MeanRamp(1.0, 4.0, 6).at(step) for step in (0, 2, 6, 99)] == [1.0, 2.0, 4.0, 4.0]
-    assert MeanRamp(1.0, 4.0, 0).at(0) == 4.0
-    assert [MeanRamp(1.0, 4.0, 0, 5).at(step) for step in (0, 4, 5)] == [1.0, 1.0, 4.0]
+    assert [ramped_mean(4.0, step, 0, 6) for step in (0, 2, 6, 99)] == [1.0, 2.0, 4.0, 4.0]
+    assert ramped_mean(4.0, 0, 0, 0) == 4.0
+    assert [ramped_mean(4.0, step, 5, 0) for step in (0, 4, 5)] == [1.0, 1.0, 4.0]
 
 
 def test_backward_loops_are_half_of_the_mean_rounded_up():

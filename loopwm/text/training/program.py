@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from transformers import PreTrainedTokenizerFast
 
 from loopwm.core import DepthPlan
-from loopwm.core.depth import MeanRamp
+from loopwm.core.depth import ramped_mean
 from loopwm.records import template
 from loopwm.records.errors import InputError
 from loopwm.records.files import publish, read_json, writing
@@ -153,7 +153,6 @@ class TextProgram:
         self.tokenizer_file = tokenizer_of(config.model)
         self.tokenizer = load_tokenizer(self.tokenizer_file)
         self.model_config = model_config(config.model, len(self.tokenizer))
-        self.ramp = MeanRamp(1.0, self.model_config.mu_rec, config.depth.ramp_steps, config.depth.ramp_start)
         if self.model_config.exit_gate:
             # Nothing in the objective reaches the gate: it would only decay.
             raise InputError("model.overrides.exit_gate: must be false, got true (use python -m lab fit-gate)")
@@ -287,9 +286,10 @@ class TextProgram:
         return self._draw(step, batch.row_ids, batch.place)
 
     def _draw(self, step: int, row_ids: Sequence[int], places: Tensor | None = None) -> DepthPlan:
-        seed, mean, sampling = self.config.run.seed, self.ramp.at(step), self.config.depth.sampling
-        plan = DepthPlan.sample(seed, step, row_ids, mean, self.model_config.max_loops, places, sampling)
-        return replace(plan, mu_bwd=self.config.depth.backward_loops or plan.mu_bwd)  # 0: ceil(mu_rec / 2)
+        seed, depth = self.config.run.seed, self.config.depth
+        mean = ramped_mean(self.model_config.mu_rec, step, depth.ramp_start, depth.ramp_steps)
+        plan = DepthPlan.sample(seed, step, row_ids, mean, self.model_config.max_loops, places, depth.sampling)
+        return replace(plan, mu_bwd=depth.backward_loops or plan.mu_bwd)  # 0: ceil(mu_rec / 2)
 
     def normaliser(self, batches: Sequence[TreeBatch]) -> float:
         """Count the target tokens of a global batch."""
