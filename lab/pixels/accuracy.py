@@ -94,7 +94,7 @@ def predict(
     system: TwistedSystem, data: HeldOut, depth: int | None, rows: int = 8
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield p (N, L, K) of every transition and the tokens before and after it (N, L), `rows` runs at a time."""
-    chosen = system.config.default_depth if depth is None else depth
+    chosen = system.looped.default_depth if depth is None else depth
     for start in range(0, len(data), rows):
         part = TokenBatch(*(tensor[start : start + rows] for tensor in data.batch))
         with torch.inference_mode():

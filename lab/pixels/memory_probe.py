@@ -30,7 +30,7 @@ RIDGE = 1e-2
 class Remembers(Protocol):
     """System with an accessible memory: h (B, T, D) of frames uint8 (B, T, H, W, C), and loops (B, T)."""
 
-    config: Any
+    looped: Any
 
     def remember(self, obs: Tensor, action: Tensor, first: Tensor, depth: int) -> tuple[Tensor, Tensor]: ...
 
@@ -62,7 +62,7 @@ def probed(system: Remembers, world: FrameWorld[Any], real: Mazes, wait: int, se
         rows = slice(start, start + ROWS)
         turn = torch.full((len(obs[rows]),), LEFT)
         acted = torch.cat((action[rows], turn[:, None]), 1)
-        memories.append(system.remember(obs[rows], acted, first[rows], system.config.default_depth)[0][:, -1])
+        memories.append(system.remember(obs[rows], acted, first[rows], system.looped.default_depth)[0][:, -1])
         state = world.start(obs[rows], action[rows], first[rows], generator)
         frames.append(world.show(world.step(state, turn, generator).state).numpy())
     decoded: Frames = np.concatenate(frames)

@@ -117,7 +117,7 @@ def _latents(
     z = sample_latents(posterior, generator)
     places = torch.arange(play.action.shape[1]).expand_as(play.action)
     e = network.mix(z[:, :-1], play.action)
-    depth = system.config.default_depth
+    depth = system.looped.default_depth
     prior = network.prior(network.run(e, places, play.first[:, :-1], depth).h, z[:, 1:])
     targets, uniform = posterior[:, 1:], torch.full_like(prior, -math.log(system.config.classes))
     p = posterior.exp()

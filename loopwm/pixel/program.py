@@ -102,7 +102,7 @@ class PixelProgram:
 
     def evaluation(self, objective: nn.Module, batch: Rows) -> Mapping[str, Tensor]:
         """Evaluate at the default depth."""
-        _, measured = objective(batch.frames, self.config.model.default_depth, batch.generator())
+        _, measured = objective(batch.frames, self.objective.looped.default_depth, batch.generator())
         return dict(measured)
 
     def record(self, sums: Mapping[str, Tensor]) -> dict[str, float]:

@@ -68,7 +68,7 @@ class PixelSystem(nn.Module):
     name: ClassVar[str]
     """Name in the registry."""
     Model: ClassVar[type]
-    """Section `model`: a dataclass of sizes, with mu_rec, default_depth and max_loops."""
+    """Section `model`: a dataclass of sizes."""
     Objective: ClassVar[type]
     """Section `objective`: a dataclass of the loss's settings."""
     Sampling: ClassVar[type]
@@ -81,6 +81,8 @@ class PixelSystem(nn.Module):
     def __init__(self, config: Any, objective: Any, space: FrameSpace) -> None:
         super().__init__()
         self.config, self.objective, self.space = config, objective, space
+        self.looped = config
+        """Section with mu_rec, default_depth and max_loops: `model`, unless a subclass says otherwise."""
 
     def prepare(self, frames: Iterable[Tensor]) -> dict[str, float]:
         """Process new frames before training on them, for instance to grow a codebook.
@@ -104,15 +106,12 @@ class PixelSystem(nn.Module):
 
     def plan(self, seed: int, step: int, rows: range) -> DepthPlan:
         """Sample the depths of rows with these indices in the global batch of an optimiser step."""
-        return DepthPlan.sample(seed, step, rows, self.config.mu_rec, self.config.max_loops)
+        return DepthPlan.sample(seed, step, rows, self.looped.mu_rec, self.looped.max_loops)
 
     def loss(self, batch: FrameBatch, depth: Depth, generator: torch.Generator) -> tuple[Tensor, Diagnostics]:
         """Return the loss and metrics, `loss` among them.
 
-        Args:
-            batch: segments
-            depth: a plan in training
-            generator: source of all randomness, on the batch's device
+        depth: a plan in training. generator: source of all randomness, on the batch's device.
         """
         raise NotImplementedError
 

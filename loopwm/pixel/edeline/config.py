@@ -35,18 +35,6 @@ class EdelineConfig:
         if len(set(self.rewards)) < 2:
             raise ValueError(f"rewards: must contain two different values, got {self.rewards}")
 
-    @property
-    def mu_rec(self) -> float:
-        return self.memory.mu_rec
-
-    @property
-    def default_depth(self) -> int:
-        return self.memory.default_depth
-
-    @property
-    def max_loops(self) -> int:
-        return self.memory.max_loops
-
 
 @dataclass(frozen=True)
 class EdelineLoss:

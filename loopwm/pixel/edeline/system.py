@@ -104,6 +104,7 @@ class Edeline(PixelSystem):
 
     def __init__(self, config: EdelineConfig, objective: EdelineLoss, space: FrameSpace) -> None:
         super().__init__(config, objective, space)
+        self.looped = config.memory
         config.unet.check(space.frame_shape)
         self.shortest = config.burn_in + int(objective.own_frame)
         self.width = space.actions * config.memory.dim  # h after each action
@@ -283,7 +284,7 @@ class EdelineWorld:
 
     def __init__(self, system: Edeline, sampling: EdelineSampling) -> None:
         self.system, self.sampling, self.space = system, sampling, system.space
-        self.depth, self.width = system.config.default_depth, system.width
+        self.depth, self.width = system.looped.default_depth, system.width
 
     @torch.no_grad()
     def start(self, obs: Tensor, action: Tensor, first: Tensor, generator: torch.Generator) -> EdelineState:

@@ -313,7 +313,7 @@ def test_the_worlds_memory_is_that_of_training():
     """Whether frames come at once or one by one, h is what the loss was computed with."""
     system, steps = made(), batch()
     world, generator = system.world(), seeded()
-    h, _ = system.remember(steps.obs, steps.action, steps.first, system.config.default_depth)
+    h, _ = system.remember(steps.obs, steps.action, steps.first, system.looped.default_depth)
     whole = world.start(steps.obs, steps.action[:, :-1], steps.first, generator)
     one = world.start(steps.obs[:, :1], steps.action[:, :0], steps.first[:, :1], generator)
     for t in range(1, 8):
