@@ -39,10 +39,6 @@ class DroppedError(ValueError):
 def read_log(record: Mapping[str, Any], env: str) -> Episode:
     """Return the episode of a line; that of a log is in the split `train`.
 
-    Args:
-        record: one line of a log.
-        env: name of the environment.
-
     Raises:
         InputError: naming the field that is missing or of another type.
         DroppedError: for an episode without a step, or with a blank or unencodable text.

@@ -176,9 +176,7 @@ SIDE = {"cpu": 1024, "cuda": 8192}
 def product_rate(precision: str, device: torch.device) -> float:
     """Return the FLOPs a second of large matrix products with the settings, threads and precision in use.
 
-    Args:
-        precision: of the run, such as `bf16`; all but `bf16` and `fp16` multiply in float32.
-        device: device to measure.
+    precision: of the run, such as `bf16`; all but `bf16` and `fp16` multiply in float32.
     """
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
     side = SIDE.get(device.type, 1024)

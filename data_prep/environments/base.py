@@ -75,10 +75,6 @@ class Declared:
 
         Training asks them at any step, since `look` and `inventory` are recorded at each. Time that such a command
         would take is neglected. The default knows none.
-
-        Args:
-            look: the step's recorded `look`.
-            inventory: the step's recorded `inventory`.
         """
         return ()
 

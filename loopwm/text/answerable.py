@@ -55,11 +55,7 @@ class RowFacts:
     def undetermined(self, kind: int, step: int, index: int = 0, *, last_shown: int) -> list[bool]:
         """Return for each token of a text True if it is undetermined.
 
-        Args:
-            kind: kind of the text.
-            step: step of the text, whose action is known.
-            index: index among the step's texts of the kind.
-            last_shown: last step whose observation the reader sees.
+        last_shown: last step whose observation the reader sees. The action of the text's step is known.
         """
         text = self._episode.text(kind, step, index)
         marks = [False] * (0 if text is None else len(text))

@@ -329,12 +329,7 @@ class Throughput:
     """
 
     def __init__(self, roof: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start the clock.
-
-        Args:
-            roof: FLOPs a second of the matrix products of all processes.
-            clock: seconds.
-        """
+        """Start the clock. roof: FLOPs a second of the matrix products of all processes."""
         self._roof = roof
         self._clock = clock
         self.restart()

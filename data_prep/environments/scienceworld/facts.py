@@ -57,11 +57,7 @@ class _Listing:
 
 
 def listing_facts(texts: Sequence[str]) -> list[TextFacts]:
-    """Return the facts of each text of an episode.
-
-    Args:
-        texts: all observations, looks, inventories and actions.
-    """
+    """Return the facts of each of an episode's observations, looks, inventories and actions."""
     listings = [_listing(text) for text in texts]
     naming = names_pattern({name for listing in listings if listing for *_, name in listing.things} - _EVERYWHERE)
     mentions = [

@@ -110,13 +110,7 @@ def make_sources(
 ) -> list[Source]:
     """Build the sources of these episodes, each with its share.
 
-    Args:
-        episodes: of all sources.
-        data: of the configuration.
-        objective: of the configuration.
-        builder: builds rows.
-        trunk_is_served: see `LoopWMConfig.trunk_is_served`.
-        seed: of the run.
+    trunk_is_served: see `LoopWMConfig.trunk_is_served`.
 
     Raises:
         InputError: no step, a context that no step can be shown in, or as `source_shares`.
@@ -149,10 +143,6 @@ def source_shares(targets: Mapping[Group, float], data: DataConfig) -> dict[Grou
 
     Configured shares are normalised over the groups present; without any, they follow the target tokens. A policy
     without a task that has a share has none.
-
-    Args:
-        targets: target tokens of each source.
-        data: the configuration.
 
     Raises:
         InputError: a world or policy without a share while others have one.
@@ -227,10 +217,7 @@ def partition(widths_NK: NDArray[np.int64], groups: int) -> list[tuple[int, int]
 def deal(costs: Sequence[float], hands: int, least: int) -> list[list[int]]:
     """Deal rows to `hands`, the costliest first, each to the hand that costs least so far (Graham, 1969: LPT).
 
-    Args:
-        costs: of each row.
-        hands: number of processes.
-        least: rows that each hand gets at least; there must be enough.
+    least: rows that each hand gets at least; there must be enough.
 
     Returns:
         The indices of each hand's rows, ascending.

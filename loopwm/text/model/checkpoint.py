@@ -18,12 +18,7 @@ from loopwm.text.model.modeling import LoopWMForCausalLM
 def load_checkpoint(
     folder: Path, dtype: torch.dtype = torch.float32, device: torch.device | None = None
 ) -> tuple[LoopWMForCausalLM, PreTrainedTokenizerFast]:
-    """Load model and tokenizer of a folder written by `save_pretrained`.
-
-    Args:
-        folder: of the checkpoint.
-        dtype: of the parameters.
-        device: of the parameters, the CPU by default.
+    """Load model and tokenizer of a folder written by `save_pretrained`, onto the CPU by default.
 
     Raises:
         InputError: naming the file or key that does not fit.
