@@ -92,16 +92,12 @@ def _not_refused(windows: Sequence[Window], refused: Refusals) -> list[Window]:
 def run_spec(predictor: Predictor, suite: Suite, settings: RunSettings) -> dict[str, Any]:
     """Return the run's fingerprint; resuming with a different one is an error."""
     return {
-        "model": settings.model,
         "suite": suite.name,
-        "context": settings.context,
         "metrics_version": METRICS_VERSION,
         "suite_sha256": suite.sha256,
         **predictor.identity,
+        **vars(settings),
         "horizons": list(settings.horizons),
-        "limit": settings.limit,
-        "seed": settings.seed,
-        "batch_size": settings.batch_size,
     }
 
 

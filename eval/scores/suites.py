@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,13 +38,6 @@ def load_suite(name_or_path: str) -> Suite:
     windows = tuple(check_window(record, f"{path}: line {line}") for line, record in read_json_lines(path))
     if not windows:
         raise InputError(f"{path}: must hold windows, found none")
-    _check_unique(windows, path)
+    if repeated := [name for name, count in Counter(window["id"] for window in windows).items() if count > 1]:
+        raise InputError(f"{path}: id: must be unique, got {repeated[0]!r} twice")
     return Suite(path.name.split(".jsonl")[0], sha256(path.read_bytes()), windows)
-
-
-def _check_unique(windows: Sequence[Window], path: Path) -> None:
-    ids: set[str] = set()
-    for window in windows:
-        if window["id"] in ids:
-            raise InputError(f"{path}: id: must be unique, got {window['id']!r} twice")
-        ids.add(window["id"])
