@@ -12,7 +12,7 @@ import re
 import secrets
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
@@ -133,12 +133,9 @@ def _compressor(path: Path, raw: BinaryIO) -> Iterator[BinaryIO]:
 
 def open_text(path: Path) -> TextIO:
     """Open `.gz`, `.xz` or plain text for reading. Raises InputError if the file cannot be opened."""
+    openers: dict[str, Callable[..., TextIO]] = {".gz": gzip.open, ".xz": lzma.open}
     try:
-        if path.suffix == ".gz":
-            return gzip.open(path, "rt", encoding="utf-8")
-        if path.suffix == ".xz":
-            return lzma.open(path, "rt", encoding="utf-8")
-        return path.open(encoding="utf-8")
+        return openers.get(path.suffix, open)(path, "rt", encoding="utf-8")
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such file") from error
     except OSError as error:

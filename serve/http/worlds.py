@@ -140,11 +140,10 @@ def _distinct(actions: list[str]) -> list[str]:
     return actions
 
 
-Candidates = Annotated[list[Action], Field(min_length=1, max_length=MAX_CANDIDATES, fail_fast=True)]
-
-
 class ActionsBody(OwnBody):
-    candidates: Annotated[Candidates, AfterValidator(_distinct)]
+    candidates: Annotated[
+        list[Action], Field(min_length=1, max_length=MAX_CANDIDATES, fail_fast=True), AfterValidator(_distinct)
+    ]
     max_tokens: int | None = Field(None, ge=1)
 
 
