@@ -15,7 +15,7 @@ from loopwm.records.template import LONGEST_OBSERVATION, Context, ContextKind, F
 from loopwm.records.training_episodes import TrainingEpisodes
 from loopwm.records.windows import Window
 from loopwm.text.memory import Memory
-from loopwm.text.world import World, WorldModel
+from loopwm.text.world import WorldModel
 from loopwm.worlds.local import LocalWorlds
 from loopwm.worlds.protocol import Worlds
 
@@ -67,10 +67,6 @@ class CheckpointPredictor:
         worlds = self.worlds()
         begin(worlds, windows, context_kind)
         return worlds
-
-    def encode(self, windows: Sequence[Window], context_kind: ContextKind) -> World:
-        """Return the windows' worlds as one batch."""
-        return self.world_model.encode([window_context(window, context_kind) for window in windows], self.depth)
 
     def count_foreign(self, windows: Sequence[Window], context_kind: ContextKind) -> int:
         contexts = [window_context(window, context_kind) for window in windows]

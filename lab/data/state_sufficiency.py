@@ -111,7 +111,7 @@ def _new_places(episode: Episode, known: set[int]) -> Iterator[int]:
 
     Histories are stored as 64-bit hashes: collisions among millions are negligible.
     """
-    path = hash(episode.key)
+    path = hash((episode.env, episode.task, episode.variation, episode.split))
     for step, after in enumerate(episode.steps[1:]):
         path = hash((path, after.action))
         if path not in known and episode.hidden_state_at(step) is not None:

@@ -74,12 +74,13 @@ class Counter:
         self._transitions: set[int] = set()
 
     def count(self, episode: Episode) -> Totals:
+        key = episode.env, episode.task, episode.variation, episode.split
         actions = tuple(step.action for step in episode.steps)
-        group = Totals(episodes=1, repeated_episodes=_seen(self._episodes, (episode.key, actions)))
+        group = Totals(episodes=1, repeated_episodes=_seen(self._episodes, (key, actions)))
         length = sum(map(self._count_tokens, (episode.goal, episode.steps[0].observation))) + STEP_MARKS
         for before, step in zip(episode.steps, episode.steps[1:], strict=False):
             view = (before.look, before.inventory, before.observation)
-            repeated = _seen(self._transitions, (episode.key, view, step.action, step.observation))
+            repeated = _seen(self._transitions, (key, view, step.action, step.observation))
             tokens = self._count_tokens(step.action or "") + self._count_tokens(step.observation)
             group.add(Totals(0, 1, tokens, 0, repeated, [length]))
             length += tokens + STEP_MARKS

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from eval.models.checkpoint import CheckpointPredictor
 from eval.scores.predictions import Prediction, append_lines, drop_torn_line
+from lab.studies.window_scores import encoded
 from loopwm.core import ExitRule, Fixed
 from loopwm.core.exit_rules import LoopView, SameInEveryPass, exit_rule
 from loopwm.records.files import read_json_lines
@@ -102,7 +103,7 @@ class PolicyPredictor(CheckpointPredictor):
     def predict(
         self, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]
     ) -> list[Prediction]:
-        world = self.encode(windows, context_kind)
+        world = encoded(self, windows, context_kind)
         predictions = [Prediction({}, cut) for cut in world.steps_cut]
         decoded_loops: list[list[tuple[int, ...]]] = [[] for _ in windows]
         advance, decode = (_seeded(rule, windows) for rule in (self._policy.advance, self._policy.decode))

@@ -20,8 +20,9 @@ from eval.scores.suites import Suite
 from lab.studies.teacher_forcing import nll_of_rows
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json_lines
-from loopwm.records.template import ContextKind
+from loopwm.records.template import ContextKind, window_context
 from loopwm.records.windows import Window, check_runnable
+from loopwm.text.world import World
 
 NATS = "nats.jsonl"
 Scores = dict[str, Values]
@@ -119,11 +120,17 @@ def latent_norms(
     return LatentNorms(norms.mean(0).tolist(), norms.max(0).tolist())
 
 
+def encoded(predictor: CheckpointPredictor, windows: Sequence[Window], context_kind: ContextKind) -> World:
+    """Return the windows' worlds as one batch."""
+    contexts = [window_context(window, context_kind) for window in windows]
+    return predictor.world_model.encode(contexts, predictor.depth)
+
+
 def _batch_norms(
     predictor: CheckpointPredictor, windows: Sequence[Window], context_kind: ContextKind, last: int
 ) -> Values:
     """Return RMS values (windows, last + 1)."""
-    world = predictor.encode(windows, context_kind)
+    world = encoded(predictor, windows, context_kind)
     worlds = [world.latent]
     for step in range(last):
         world = predictor.world_model.advance(world, [w["actions"][step % len(w["actions"])] for w in windows])

@@ -46,11 +46,6 @@ class Episode:
     steps: tuple[Step, ...]
     hidden_state: str | None = None
 
-    @property
-    def key(self) -> tuple[str, str, int | str, str]:
-        """Return environment, task, variation and split."""
-        return self.env, self.task, self.variation, self.split
-
     def hidden_state_at(self, step: int) -> str | None:
         """Return the hidden state after a step; None if it was not sampled."""
         return self.hidden_state if step == 0 else self.steps[step].hidden_state
