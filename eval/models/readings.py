@@ -143,8 +143,7 @@ def _continue_readings(steps: Sequence[int], texts: Sequence[str], target: int) 
     offsets = np.array(steps, dtype=np.float64) - np.mean(steps)
     slopes = offsets @ values / (offsets @ offsets)  # least squares; the times differ
     continued = values.mean(axis=0) + slopes * (target - np.mean(steps))
-    numbers = iter(_print_like(value, like) for value, like in zip(continued, printed, strict=True))
-    return _NUMBER.sub(lambda _: next(numbers), texts[-1])
+    return _with_numbers(texts[-1], [_print_like(*pair) for pair in zip(continued, printed, strict=True)])
 
 
 def _print_like(value: float, like: str) -> str:

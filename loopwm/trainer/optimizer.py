@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -114,9 +114,3 @@ def learning_rate_factor(step: int, steps: int, config: OptimizerConfig) -> floa
     warm = min(1.0, (step + 1) / max(1, config.warmup_steps))
     decay_steps = max(1, round(steps * config.decay_share))
     return warm * min(1.0, (steps - step) / decay_steps)
-
-
-def set_learning_rate(optimizers: Iterable[Optimizer], rate: float) -> None:
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = rate

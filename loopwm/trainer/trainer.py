@@ -28,7 +28,7 @@ from loopwm.records.errors import InputError
 from loopwm.records.files import write_atomic, writing
 from loopwm.records.run_folder import RunFolder, where_from
 from loopwm.runtime import Precision, compiler_found, faster_precision, product_rate, use_device
-from loopwm.trainer.optimizer import build_optimizers, learning_rate_factor, set_learning_rate
+from loopwm.trainer.optimizer import build_optimizers, learning_rate_factor
 from loopwm.trainer.program import MicroBatch, Program, SystemConfig
 
 TENSORBOARD = "tensorboard"
@@ -163,7 +163,8 @@ class Trainer(Generic[Config]):
 
     def _train_step(self, batches: list[MicroBatch]) -> dict[str, float]:
         optimizer_config, rate = self.config.optimizer, self._rate()
-        set_learning_rate(self.optimizers, rate)
+        for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
+            group["lr"] = rate
         sums = self._accumulate(batches)
         norm = self.accelerator.clip_grad_norm_(self.objective.parameters(), optimizer_config.clip_norm)
         for optimizer in self.optimizers:
