@@ -151,9 +151,7 @@ def use_device(name: str, key: str = "--device") -> torch.device:
 
     TF32 keeps 10 bits of the mantissa, more than the 7 of the bfloat16 that checkpoints are published in.
 
-    Args:
-        name: one of `DEVICES`.
-        key: the option or configuration key that named it, for the error.
+    key: the option or configuration key that named the device, for the error.
 
     Raises:
         InputError: for `cuda` where torch finds no GPU.

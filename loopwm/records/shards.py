@@ -71,7 +71,6 @@ class EpisodeArrays:
 
 
 def _arrays(episodes: Sequence[EpisodeArrays]) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a shard."""
     arrays = {part: np.concatenate([getattr(e, part) for e in episodes]) for part in PARTS}
     starts = np.cumsum([0] + [len(e.tokens) for e in episodes])[:-1]
     for part in ("spans", "facts"):

@@ -29,11 +29,7 @@ class RowFacts:
     def __init__(self, episode: TokenEpisode, head: int, context_kind: ContextKind, steps: Iterable[int]) -> None:
         """Collect the facts.
 
-        Args:
-            episode: the episode of the row.
-            head: the step whose observation opens the context.
-            context_kind: the other texts of the head.
-            steps: all steps after the head that the row shows or whose actions it defers, ascending.
+        steps: all steps after the head that the row shows or whose actions it defers, ascending.
         """
         self._episode = episode
         self._complete = context_kind in COMPLETE or not len(episode.facts)  # no facts: all is determined

@@ -28,7 +28,6 @@ class Start:
 
     @property
     def observation(self) -> str:
-        """First observation."""
         history = self.context.history
         return history[-1].observation if history else self.context.observation
 

@@ -220,7 +220,6 @@ class Service:
         return self._texts[ids[0]] if len(ids) == 1 else str(self._tokenizer.decode(list(ids)))
 
     def is_end(self, token: int) -> bool:
-        """Return True for the end token."""
         return token == self._tokenizer.eos_token_id
 
     def _decode(self, ids: Sequence[int]) -> str:

@@ -82,11 +82,7 @@ class Game:
     def __init__(self, world: FrameWorld[Any], env: Any, starts: Sequence[FrameEpisode], seed: int) -> None:
         """Begin the first episode.
 
-        Args:
-            world: world model
-            env: Gymnasium environment of the simulator, or None
-            starts: recorded episodes, in whose first frames a world without a simulator begins
-            seed: of all randomness, the simulator's included
+        env: simulator, or None: a world then begins in the first frames of `starts`. seed: of all randomness.
         """
         self._world, self._env, self._starts, self._seed = world, env, starts, seed
         self._rng, self._generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)

@@ -111,7 +111,6 @@ class Simulator:
         return self._step(self.engine.step(command)[0])
 
     def commands(self) -> list[str]:
-        """Return all valid commands."""
         return sorted(set(self.engine.state["_valid_commands"]))
 
     def facts(self) -> list[list[str]]:

@@ -124,7 +124,6 @@ class AgentConfig:
 
     @property
     def of_system(self) -> str:
-        """Name of the system."""
         return AGENTS[self.system]
 
     @property

@@ -64,11 +64,7 @@ class Memory(nn.Module):
     def forward(self, x: Tensor, first: Tensor, depth: Depth, state: MemoryState | None = None) -> MemoryOutput:
         """Run T steps. With a plan, `state` must be None and the returned state is empty.
 
-        Args:
-            x: inputs (B, T, D)
-            first: bool (B, T), True where an episode begins
-            depth: loops
-            state: state before the first step
+        x: inputs (B, T, D). first: bool (B, T), True where an episode begins.
         """
         before = self.initial(len(x), x.device) if state is None else state
         steps = torch.arange(x.shape[1], device=x.device)

@@ -62,7 +62,6 @@ class TwistedSystem(PixelSystem):
         self.tokenizer.take_codes(prepared["codes"])
 
     def tokenized(self, batch: FrameBatch) -> TokenBatch:
-        """Tokenize the frames of a batch."""
         tokens, following = self.tokenizer.encode(batch.obs), self.tokenizer.encode(batch.next_obs)
         return TokenBatch(tokens, following, batch.action, batch.reward, batch.terminated, batch.first)
 

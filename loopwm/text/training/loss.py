@@ -142,7 +142,6 @@ class Outcomes:
 
     @classmethod
     def of(cls, steps: Sequence[BranchSteps]) -> Outcomes:
-        """Concatenate the outcomes of steps."""
         return cls(*(torch.cat([getattr(s, field.name) for s in steps]) for field in fields(cls)))
 
     @property
