@@ -45,6 +45,9 @@ def test_what_the_action_brought_after_the_same_observation_comes_first(memory):
     again = after(("go to kitchen", "A stove."), ("take red pan", "It is hot."), ("wait", "A stove."))
     assert memory.recall(again, ["take red pan"]) == "It is hot."
     assert memory.recall(again, ["take pan", "take red pan"]) != "It is hot."  # what it is taken after is not known
+    later = after(("wait", "A stove."), ("take red pan", "It is hot."), ("wait", "A stove."), ("take red pan", "Cold."))
+    last = Context("", "Start.", (*later.history, Transition("wait", "A stove.")))
+    assert memory.recall(last, ["take red pan"]) == "Cold."
     elsewhere = after(("wait", "A stove."), ("take red pan", "It is hot."), ("go to hall", "A hall."))
     assert memory.recall(elsewhere, ["take red pan"]) == "You take the red pan."
 

@@ -128,6 +128,20 @@ def test_recalled_texts_are_weighed_as_by_the_library(serving, shipped, asked):
             assert chunks[-1]["steps"][0]["trust"] == pytest.approx(step.trust, rel=1e-3)
 
 
+def test_actions_since_the_last_real_step_are_recalled_by(serving, library):
+    memory = Memory([])
+    recalls: list[list[str]] = []
+    memory.recall = lambda context, actions: recalls.append([*actions])  # type: ignore[assignment, method-assign]
+    with serving(library.model, end_token=library._end, memory=memory) as client:
+        world = f"/v1/worlds/{create(client, Context(GOAL, SEEN))}"
+        client.post(f"{world}/step", json={"actions": ["wait"], "decode": "none"})
+        client.post(f"{world}/step", json={"actions": ["look", "go"], "decode": "each", "max_tokens": 2})
+        client.post(f"{world}/actions", json={"candidates": ["sing"], "max_tokens": 2})
+        client.post(f"{world}/plan", json={"candidates": [["take pot", "drop pot"]], "max_tokens": 2})
+    since = ["wait", "look", "go"]
+    assert recalls == [since[:2], since, [*since, "sing"], [*since, "take pot", "drop pot"]]
+
+
 def test_stream_sure_words_come_before_the_text_ends(client, asked, monkeypatch):
     """Nothing is held back for a second text up to the first place where one may begin."""
     received, in_time, delivery = threading.Event(), [], streams._delivery

@@ -24,9 +24,7 @@ def test_worlds_of_a_service_that_was_killed_in_the_middle_of_their_steps_go_on_
     count, told = 16, {}
     stop = threading.Event()
     with Service(checkpoint, tmp_path) as service:
-        made = [
-            {"op": "create", "model": "tiny-world", "goal": GOAL, "observation": f"room {i}"} for i in range(count)
-        ]
+        made = [{"op": "create", "model": "tiny-world", "goal": GOAL, "observation": f"room {i}"} for i in range(count)]
         names = [one["body"]["id"] for one in service.post("worlds:batch", {"requests": made})["data"]]
 
         def go_on(name: str) -> None:
