@@ -173,6 +173,11 @@ class Memory:
             raise InputError("--memory: must hold an episode, got none")
         return cls(episodes)
 
+    @property
+    def starts(self) -> list[tuple[str, str]]:
+        """Return goals and first observations, of a hundred episodes at most."""
+        return [(episode.goal, episode.steps[0][1]) for episode in self._episodes[:100]]
+
     @cached_property
     def sha256(self) -> str:
         return episodes_sha256(self._episodes)

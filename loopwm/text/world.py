@@ -32,6 +32,7 @@ from loopwm.records import template
 from loopwm.records.template import Context, ContextTooLongError, FormatError, Transition
 from loopwm.text.decoding import DOUBTFUL, Decoded, Decoder, Hypothesis, MemoryText
 from loopwm.text.drafts import Lookup, SharedText
+from loopwm.text.memory import Memory
 from loopwm.text.model.checkpoint import load_checkpoint
 from loopwm.text.model.heads import Predictions
 from loopwm.text.model.modeling import Carried, LoopWMForCausalLM, States
@@ -267,10 +268,18 @@ class WorldModel:
             memory_texts,
         )
 
-    def memory_text(self, context: Context, text: str) -> MemoryText:
-        """Return an observation that was recalled in a world; where the world is foreign, it is always taken."""
-        foreign = self.is_foreign(context.goal, context.observation)
-        return MemoryText(tuple(self._ids(template.clean(text))), inf if foreign else log(DOUBTFUL))
+    def doubt(self, memory: Memory) -> float:
+        """Return the log-probability below which a decoded observation gives way to one that was recalled.
+
+        Any does if most episodes of the memory are worded unlike those that the checkpoint learned from: it is sure of
+        itself there, too.
+        """
+        foreign = [self.is_foreign(*start) for start in memory.starts]
+        return inf if 2 * sum(foreign) > len(foreign) else log(DOUBTFUL)
+
+    def memory_text(self, text: str, doubt: float) -> MemoryText:
+        """Return an observation that was recalled. doubt: as of `doubt`."""
+        return MemoryText(tuple(self._ids(template.clean(text))), doubt)
 
     def _decode(
         self,

@@ -35,7 +35,7 @@ class LocalWorlds:
         memory: Memory | None = None,
     ) -> None:
         self._model, self._depth, self._max_new_tokens, self._greedy = model, depth, max_new_tokens, greedy
-        self._memory = memory
+        self._memory, self._doubt = memory, model.doubt(memory) if memory else 0.0
         self._contexts: list[Context] = []
         self._actions: list[tuple[str, ...]] = []
         self._real: list[World] = []
@@ -122,9 +122,8 @@ class LocalWorlds:
         return Lookup(self._shared, as_text(self._model.context_ids(self._model.fit(context)[0])))
 
     def _recall(self, row: int) -> MemoryText | None:
-        context = self._contexts[row]
-        text = self._memory.recall(context, self._actions[row]) if self._memory else None
-        return None if text is None else self._model.memory_text(context, text)
+        text = self._memory.recall(self._contexts[row], self._actions[row]) if self._memory else None
+        return None if text is None else self._model.memory_text(text, self._doubt)
 
     def _observed(self, world: World, context: Context) -> World:
         """Append the last step of a context to the world of the others."""

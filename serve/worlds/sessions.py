@@ -183,7 +183,7 @@ class Sessions:
 
     def __init__(self, service: Service, model: WorldModel, store: WorldStore, memory: Memory | None = None) -> None:
         self.service = service
-        self._memory = memory
+        self._memory, self._doubt = memory, model.doubt(memory) if memory else 0.0
         self.store = store
         self._model = model
         self._cache = service.engine.cache
@@ -416,7 +416,7 @@ class Sessions:
         def read() -> _Hints:
             text = self._text(log.context) + as_text(self._model.action_ids(actions[-1])[:-1] if actions else ())
             outcome = None if self._memory is None else self._memory.recall(log.context, (*log.actions, *actions))
-            return _Hints(text, None if outcome is None else self._model.memory_text(log.context, outcome))
+            return _Hints(text, None if outcome is None else self._model.memory_text(outcome, self._doubt))
 
         return await asyncio.to_thread(read)
 

@@ -11,6 +11,7 @@ from loopwm.records.template import Context, Transition
 from loopwm.text.decoding import DOUBTFUL, MemoryText
 from loopwm.text.drafts import Lookup, SharedText
 from loopwm.text.memory import MOST_ACTIONS, Index, Memory, Question, describe, retell
+from loopwm.text.world import tokens_per_byte
 from loopwm.worlds.local import LocalWorlds
 from tests.fixtures.windows import episode
 from tests.text.test_decoding import EMPTY_OR_FULL, Toy
@@ -149,16 +150,26 @@ def test_a_recalled_text_replaces_one_that_was_cut():
     assert text.tokens == (1, 1, 3)
 
 
-def test_foreign_worlds_take_what_is_recalled_and_others_weigh_it(library, memory, monkeypatch):
+def test_what_a_foreign_memory_tells_is_taken_and_others_are_weighed(library, memory, monkeypatch):
     monkeypatch.setattr(library.model.config, "tokens_per_byte", 1e9)
-    assert library.memory_text(KITCHEN, "Ok.") == (tuple(library._ids("Ok.")), math.log(DOUBTFUL))
+    assert library.doubt(memory) == math.log(DOUBTFUL)
     monkeypatch.setattr(library.model.config, "tokens_per_byte", 0.0)
-    assert library.memory_text(KITCHEN, "Ok.").below == math.inf
+    assert library.doubt(memory) == math.inf
+    assert library.memory_text("Ok.", math.inf) == (tuple(library._ids("Ok.")), math.inf)
     worlds = LocalWorlds(library, memory=memory)
     worlds.begin([KITCHEN])
     for each in (worlds, worlds.fork([0]), worlds.fresh()):
         each.begin([KITCHEN])
         assert each.step(["take blue pan"])[0].observation == "You take the blue pan."
+
+
+def test_memory_of_which_less_than_half_is_foreign_is_weighed(library, tmp_path, monkeypatch):
+    path = tmp_path / "train.jsonl"
+    path.write_text("".join(episode(("wait", "Ok."), goal=goal) for goal in ("boil water", "boil water", "Æ" * 40)))
+    ratio = tokens_per_byte(library.tokenizer, "boil water", "Start.")
+    monkeypatch.setattr(library.model.config, "tokens_per_byte", ratio)
+    assert [library.is_foreign(*start) for start in Memory.load([path]).starts] == [False, False, True]
+    assert library.doubt(Memory.load([path])) == math.log(DOUBTFUL)
 
 
 def test_actions_since_the_last_real_step_are_what_is_recalled_by(library, memory, monkeypatch):
