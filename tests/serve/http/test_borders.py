@@ -58,10 +58,11 @@ class Description:
             for item, found, names in self.numbers(schema["items"]):
                 yield [item], found, names
         fields = schema.get("properties", {})
-        warm = {"temperature": 1} if "temperature" in fields else {}  # else nothing is drawn
+        drawn = {"temperature": 1, "max_tokens": 4}  # else nothing is drawn, or as many tokens as fit
+        given = {name: value for name, value in drawn.items() if name in fields}
         for name, field in fields.items():
             for value, found, names in self.numbers(field):
-                yield {**self.least(schema), **warm, name: value}, found, [name, *names]
+                yield {**self.least(schema), **given, name: value}, found, [name, *names]
 
     def least(self, schema: Json) -> Any:
         """The smallest valid value."""
