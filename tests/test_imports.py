@@ -59,6 +59,7 @@ WITHOUT = {
     "loopwm.worlds.gym": ("torch", "transformers", "tokenizers"),
     "loopwm.worlds.openenv": ("torch", "transformers", "tokenizers"),
     "loopwm.core": ("transformers", "tokenizers"),
+    "loopwm.text.memory": ("torch", "transformers", "tokenizers"),
 }
 SIMULATORS = (
     *sorted({package for name in ENVIRONMENTS for package in declared(name).packages}),
