@@ -128,6 +128,16 @@ def test_recalled_texts_are_weighed_as_by_the_library(serving, shipped, asked):
             assert chunks[-1]["steps"][0]["trust"] == pytest.approx(step.trust, rel=1e-3)
 
 
+def test_words_that_differ_from_what_is_recalled_wait_for_the_end(serving, library, monkeypatch):
+    monkeypatch.setattr(streams, "UNLIKELY", 2.0)  # as if every word were sure
+    monkeypatch.setattr(library.model.config, "tokens_per_byte", 0.0)  # and the memory foreign, so that it is taken
+    memory = Memory([TrainEpisode("", "", GOAL, (("", SEEN), ("wait", "You wait.")), 0)])
+    with serving(library.model, end_token=library._end, memory=memory) as client:
+        path = f"/v1/worlds/{create(client, Context(GOAL, SEEN))}/step"
+        *chunks, _ = events(client, path, {"actions": ["wait"], "max_tokens": 12})
+    assert "".join(chunk["delta"].get("observation", "") for chunk in chunks) == "You wait."
+
+
 def test_actions_since_the_last_real_step_are_recalled_by(serving, library):
     memory = Memory([])
     recalls: list[list[str]] = []
