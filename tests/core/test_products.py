@@ -1,3 +1,5 @@
+import os
+
 import pytest
 import torch
 
@@ -38,3 +40,14 @@ def test_attention_leaves_the_quick_products_unless_it_is_long(monkeypatch):
             assert matmul.fp32_precision == quick != "none"
         assert matmul.fp32_precision == quick
     assert matmul.fp32_precision == before
+
+
+@pytest.mark.parametrize(("given", "capacity"), [(None, "16384"), ("9", "9")])
+def test_training_keeps_products_of_many_shapes(monkeypatch, given, capacity):
+    name = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+    monkeypatch.setenv(name, given or "")
+    if given is None:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(products, "_set", lambda parameters: None)  # the allocator is the whole process's
+    products.keep_everything()
+    assert os.environ[name] == capacity

@@ -60,3 +60,24 @@ def test_compiled_layers_are_the_layers_with_their_gradients_at_all_lengths():
             found.append([out, own.grad, *(p.grad for p in block.parameters())])
         for expected, other in zip(*found, strict=True):
             torch.testing.assert_close(other, expected, atol=1e-3, rtol=1e-3)
+
+
+def test_layers_are_compiled_for_more_than_eight_shapes(monkeypatch):
+    """Beyond PyTorch's own limit, 8, later shapes would run uncompiled."""
+    graphs, compiler = [], torch.compile
+
+    def record(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: compiler(function, backend=record, dynamic=dynamic))
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
+    torch.compiler.reset()
+    block, lengths = Block(4, 1, 1, 4, 4, 1e-5), range(2, 11)
+    compile_blocks(block, dynamic=False)
+    with torch.no_grad():
+        for length in lengths:
+            shared = AttentionInputs(*rotary_angles(torch.arange(length)[None], 4, 1e4))
+            block(torch.randn(1, length, 4), shared, causal_attention, 0)
+    torch.compiler.reset()
+    assert len(graphs) == 2 * len(lengths)  # before attention and after it

@@ -33,6 +33,7 @@ from lab.studies.planner import (
     measure,
 )
 from lab.studies.teacher_forcing import nll
+from loopwm.records.episodes import write_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.template import Context, Transition
 from loopwm.text.world import World, WorldModel
@@ -187,6 +188,19 @@ def test_a_game_that_ends_below_zero_is_lost() -> None:
     assert results["arms"]["retrieval"]["lost"]["mean"] == pytest.approx(100 * 2 / 3)
     assert results["differences"][0]["lost"]["mean"] == pytest.approx(-100 * 2 / 3)
     assert results["differences"][0]["score"]["mean"] == pytest.approx(100 / 3)
+
+
+def test_plan_plays_the_environment_of_its_option(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ENVIRONMENTS, "alfworld", Corridor)
+    train, out = tmp_path / "train.jsonl", tmp_path / "out"
+    write_episodes(train, [replace(gold_episode(2), env="alfworld")])
+    options = ["--env", "alfworld", "--arms", "retrieval", "--episodes", "2", "--model", str(checkpoint)]
+    assert main(["plan", "--train-episodes", str(train), "--out", str(out), *options]) == 0
+    games = [json.loads(line)["game"] for line in (out / "plays.jsonl").open()]
+    assert sorted(name.split("/")[0] for name in games) == ["ring", "ring-again"]
+    assert (out / "report.md").read_text().startswith("# Look-ahead in alfworld\n")
 
 
 @pytest.mark.parametrize(
