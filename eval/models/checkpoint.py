@@ -25,8 +25,8 @@ class CheckpointPredictor:
 
     depth: loops of every pass or an exit rule, None for the checkpoint's default. greedy: decode the most probable
     token at a time, not the likelier of two texts. device: the CPU by default. memory: train episodes to recall
-    outcomes from. Raises InputError for a folder without a
-    checkpoint, a depth outside its limits, or a rule that needs a gate it does not have.
+    outcomes from. Raises InputError for a folder without a checkpoint, a depth outside its limits, or a rule that needs
+    a gate it does not have.
     """
 
     def __init__(
