@@ -106,7 +106,12 @@ class Renaming:
         return self.tidy(self.substitute(text))
 
     def substitute(self, text: str) -> str:
-        return self._pattern.sub(lambda match: self.names[match[0]], text)
+        """Rename in a text. Names do not cross lines, of which an episode repeats nearly all."""
+        return "\n".join(map(self._line, text.split("\n")))
+
+    @cached_property
+    def _line(self) -> Callable[[str], str]:
+        return cache(lambda line: self._pattern.sub(lambda match: self.names[match[0]], line))
 
     def inverse(self) -> Renaming:
         return Renaming({new: name for name, new in self.names.items()}, self.tidy)
@@ -159,12 +164,13 @@ def _first_difference(text: str, other: str) -> str:
 def draw_in_order(texts: Sequence[str], kinds: Sequence[Kind], rng: Random) -> Renaming:
     """Draw a permutation for each kind that occurs, such that all lists of the texts stay sorted."""
     names: dict[str, str] = {}
+    keys_of = cache(lambda text: [tuple(keys) for keys in list_keys(text)])
     for kind in kinds:
         pattern = _any_of(frozenset(kind.mapping(dict(zip(kind.stems, kind.stems, strict=True)))))
-        named = [text for text in map(kind.without_apart, texts) if pattern.search(text)]
+        occurs = cache(pattern.search)  # in a line, of which texts share nearly all, or in a key
+        named = [text for text in map(kind.without_apart, texts) if any(map(occurs, text.split("\n")))]
         if named:
-            lists = {tuple(keys) for text in named for keys in list_keys(text)}
-            theirs = [keys for keys in lists if any(map(pattern.search, keys))]
+            theirs = [keys for keys in {keys for text in named for keys in keys_of(text)} if any(map(occurs, keys))]
             names |= _draw_permutation(kind, theirs, names, rng)
     return Renaming(names, sort_temperatures)
 
@@ -199,7 +205,7 @@ def list_keys(text: str) -> Iterator[list[str]]:
     """
     block: list[str] = []
     for line in _TEMPERATURE.sub("", text).split("\n"):
-        sentences = [[_ARTICLE.sub("", part.strip()) for part in _ITEM_START.split(one)] for one in line.split(". ")]
+        sentences = _sentences(line)
         yield from (parts for parts in sentences if len(parts) > 1)
         if line.startswith("\t"):
             block.append(re.split(r" \(", sentences[0][0])[0])
@@ -208,6 +214,12 @@ def list_keys(text: str) -> Iterator[list[str]]:
             block = []
     if block:
         yield block
+
+
+@lru_cache(maxsize=100_000)
+def _sentences(line: str) -> list[list[str]]:
+    """Return the names in the parts of each sentence of a line."""
+    return [[_ARTICLE.sub("", part.strip()) for part in _ITEM_START.split(one)] for one in line.split(". ")]
 
 
 def sort_temperatures(text: str) -> str:

@@ -112,7 +112,8 @@ class LineEncoder:
     def _add(self, lines: set[str]) -> None:
         if len(self._lines) > self._most:
             self._lines.clear()
-        missing = sorted(lines - self._lines.keys())
+        # Not `lines - self._lines.keys()`, which goes through all keys.
+        missing = sorted(line for line in lines if line not in self._lines)
         for line, encoding in zip(
             missing, self._tokenizer.encode_batch(missing, add_special_tokens=False), strict=True
         ):

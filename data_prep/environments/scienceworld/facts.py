@@ -13,9 +13,9 @@ temperatures, are not marked; nor is the inventory, which the agent fills, but i
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from data_prep.environments.base import Need, TextFacts, needs_of_characters
 from loopwm.records.names import names_pattern
@@ -59,7 +59,8 @@ class _Listing:
 def listing_facts(texts: Sequence[str]) -> list[TextFacts]:
     """Return the facts of each of an episode's observations, looks, inventories and actions."""
     listings = [_listing(text) for text in texts]
-    naming = names_pattern({name for listing in listings if listing for *_, name in listing.things} - _EVERYWHERE)
+    pattern = names_pattern({name for listing in listings if listing for *_, name in listing.things} - _EVERYWHERE)
+    naming = cache(pattern.findall)  # an episode repeats nearly all of its lines
     mentions = [
         frozenset() if listing else frozenset(_named(text, naming))
         for text, listing in zip(texts, listings, strict=True)
@@ -114,12 +115,12 @@ def _things(text: str) -> Iterator[tuple[int, int, str]]:
     return ((*match.span("phrase"), _name(match["phrase"])) for match in _THING.finditer(text))
 
 
-def _named(text: str, naming: re.Pattern[str]) -> set[str]:
-    """Return the things that a text names, and the place that it goes to."""
+def _named(text: str, naming: Callable[[str], list[str]]) -> set[str]:
+    """Return the things that a text names, and the place that it goes to. naming: returns the names in a line."""
     if text.startswith(_CARRIED):
         return {name for *_, name in _things(text)}
     going = _GOING.fullmatch(text)
-    return set(naming.findall(text)) | ({f"at {going[1]}"} if going else set())
+    return {name for line in text.split("\n") for name in naming(line)} | ({f"at {going[1]}"} if going else set())
 
 
 def _name(phrase: str) -> str:
