@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -118,15 +118,19 @@ class TokenEpisode:
         """
         return list(zip(self._places(QUERY, step), self._places(ANSWER, step), strict=True))
 
-    def facts_of(self, kind: int, step: int, index: int = 0) -> NDArray[np.void]:
-        """Return the facts of a text, with starts that count from its first token."""
+    def answers(self, steps: range) -> list[dict[tuple[int, int], tuple[int, int]]]:
+        """Map for each of consecutive steps the place of a state query to that of its answer: see `query_places`."""
+        places: dict[int, list[list[tuple[int, int]]]] = {kind: [[] for _ in steps] for kind in (QUERY, ANSWER)}
+        spans = self.spans[self._step_starts[steps.start] : self._step_starts[steps.stop]]
+        for start, length, step, kind in spans.tolist():
+            if kind in places:
+                places[kind][step - steps.start].append((start, start + length))
+        return [dict(zip(*pair, strict=True)) for pair in zip(places[QUERY], places[ANSWER], strict=True)]
+
+    def facts_of(self, kind: int, step: int, index: int = 0) -> list[tuple[int, int, int]]:
+        """Return start, length and fact of the facts of a text, with starts that count from its first token."""
         place = self._place(kind, step, index)
-        if place is None or not len(self.facts):
-            return NO_FACTS
-        first, last = np.searchsorted(self._fact_starts, place)
-        facts = self.facts[first:last].copy()
-        facts["start"] -= place[0]
-        return facts
+        return [] if place is None else _facts_at(self, place)
 
     def lengths(self, kind: int) -> NDArray[np.int32]:
         """Return the number of tokens of each step's text of the kind, 0 if there is none: (n,)."""
@@ -156,9 +160,26 @@ class TokenEpisode:
 
     def _places(self, kind: int, step: int) -> list[tuple[int, int]]:
         """Return start and end in `tokens` of the texts of a kind after a step."""
-        spans = self.spans[self._step_starts[step] : self._step_starts[step + 1]].tolist()
-        return [(start, start + length) for start, length, _, span_kind in spans if span_kind == kind]
+        return _places_at(self, step).get(kind, [])
 
     def _place(self, kind: int, step: int, index: int) -> tuple[int, int] | None:
         places = self._places(kind, step)
         return places[index] if index < len(places) else None
+
+
+# A row looks up the texts of its steps hundreds of times. Kept for few rows: training has millions of steps.
+@lru_cache(maxsize=1024)
+def _places_at(episode: TokenEpisode, step: int) -> dict[int, list[tuple[int, int]]]:
+    """Return start and end in `tokens` of the texts after a step, by kind."""
+    places: dict[int, list[tuple[int, int]]] = {}
+    spans = episode.spans[episode._step_starts[step] : episode._step_starts[step + 1]]
+    for start, length, _, kind in spans.tolist():
+        places.setdefault(kind, []).append((start, start + length))
+    return places
+
+
+@lru_cache(maxsize=1024)
+def _facts_at(episode: TokenEpisode, place: tuple[int, int]) -> list[tuple[int, int, int]]:
+    """Return start, length and fact of the facts that start in a text, counting from its first token."""
+    first, last = np.searchsorted(episode._fact_starts, place)
+    return [(start - place[0], length, fact) for start, length, fact in episode.facts[first:last].tolist()]

@@ -44,7 +44,7 @@ class RowFacts:
             self._add(self._shown, OBSERVATION, step, step)
 
     def _add(self, known: dict[int, int], kind: int, step: int, since: int) -> None:
-        for _, length, fact in self._episode.facts_of(kind, step).tolist():
+        for _, length, fact in self._episode.facts_of(kind, step):
             if length == 0:  # facts that the text shows; longer rows are parts that need facts
                 known.setdefault(fact, since)  # the first step that shows a fact counts
 
@@ -57,7 +57,7 @@ class RowFacts:
         marks = [False] * (0 if text is None else len(text))
         if self._complete:
             return marks
-        rows = (row for row in self._episode.facts_of(kind, step, index).tolist() if row[1] > 0)
+        rows = (row for row in self._episode.facts_of(kind, step, index) if row[1] > 0)
         for (start, length), group in groupby(rows, key=itemgetter(0, 1)):  # sorted by place in the shards
             if not any(self._known(fact, step, last_shown) for *_, fact in group):
                 marks[start : start + length] = [True] * length

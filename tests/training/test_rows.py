@@ -13,7 +13,15 @@ import pytest
 from loopwm.records.errors import InputError
 from loopwm.records.template import StateSlots
 from loopwm.records.token_episode import HIDDEN, INVENTORY, LOOK, TokenEpisode
-from loopwm.text.data.data_loader import BatchStream, LoaderState, make_sources, partition, source_shares
+from loopwm.text.data import sampler
+from loopwm.text.data.data_loader import (
+    BatchStream,
+    LoaderState,
+    SourcePosition,
+    make_sources,
+    partition,
+    source_shares,
+)
 from loopwm.text.data.sampler import EpochPlanner
 from loopwm.text.data.tree import IGNORED, QUERY_HORIZON, RowBuilder, RowPlan, TemplateIds, trunk_and_branches
 from loopwm.text.training.config import BatchConfig, DataConfig, ObjectiveConfig
@@ -59,7 +67,8 @@ def episodes() -> list[TokenEpisode]:
 
 
 def planned(episodes, data=DATA):
-    return EpochPlanner(episodes, data, ObjectiveConfig(), StateSlots(), True).plan(np.random.default_rng(RNG_SEED))
+    planner = EpochPlanner(episodes, data, ObjectiveConfig(), StateSlots(), True)
+    return list(planner.plan(np.random.default_rng(RNG_SEED)))
 
 
 def test_every_transition_is_a_target_of_a_trunk_exactly_once_an_epoch(episodes):
@@ -156,6 +165,12 @@ def changed_share(plans: list[RowPlan]) -> float:
     return float(np.mean([step % 10 == 0 and step > 0 for step in asked]))
 
 
+def test_answers_of_several_steps_are_those_of_each(episodes):
+    for episode in map(with_queries, episodes[:5]):
+        for steps in (range(len(episode.steps)), range(1, 2)):
+            assert episode.answers(steps) == [dict(episode.query_places(step)) for step in steps]
+
+
 def test_rows_without_query_share_ask_nothing(episodes):
     asked = [with_queries(episode) for episode in episodes]
     assert planned(asked) == planned(episodes)
@@ -164,7 +179,7 @@ def test_rows_without_query_share_ask_nothing(episodes):
 @pytest.mark.parametrize("supervise", ["terminal", "all"])
 def test_quotas_of_contexts_count_no_trunk_that_is_not_supervised(episodes, supervise):
     planner = EpochPlanner(episodes, DATA, ObjectiveConfig(supervise=supervise), StateSlots(), True)
-    plans = planner.plan(np.random.default_rng(RNG_SEED))
+    plans = list(planner.plan(np.random.default_rng(RNG_SEED)))
     rows = [(episodes[i], plan, BUILDER.build(episodes[i], plan)) for i, plan in plans]
     assert shares(rows, lambda _, plan, __: plan.context_kind) == pytest.approx(DATA.regimes, abs=0.02)
 
@@ -175,7 +190,7 @@ def test_an_epoch_takes_the_same_windows_of_long_episodes_whatever_is_supervised
     windows = []
     for supervise in ("every", "all", "terminal"):
         planner = EpochPlanner(episodes, data, ObjectiveConfig(supervise=supervise), StateSlots(), True)
-        plans = planner.plan(np.random.default_rng(RNG_SEED))
+        plans = list(planner.plan(np.random.default_rng(RNG_SEED)))
         windows.append([(index, plan.first, plan.last) for index, plan in plans])
     assert windows[0] == windows[1] == windows[2]
 
@@ -206,7 +221,7 @@ def test_a_policy_without_a_task_that_has_a_share_takes_nothing_from_its_world()
 @pytest.mark.parametrize(("trunk_is_served", "nearest"), [(True, 2), (False, 1)])
 def test_horizon_1_is_decoded_in_branches_where_trunks_are_not_what_is_served(episodes, trunk_is_served, nearest):
     planner = EpochPlanner(episodes, DATA, ObjectiveConfig(), StateSlots(), trunk_is_served)
-    plans = planner.plan(np.random.default_rng(RNG_SEED))
+    plans = list(planner.plan(np.random.default_rng(RNG_SEED)))
     assert min(k for _, plan in plans for branch in plan.branches for k in branch.decoded) == nearest
 
 
@@ -323,5 +338,23 @@ def test_a_stream_goes_on_from_any_cursor_as_if_it_had_not_stopped(episodes):
         assert loader_state == whole[stop + 1][1]
         assert [row.plan for row in rows] == [row.plan for row in whole[stop + 1][0]]
         assert [row.row.tokens for row in rows] == [row.row.tokens for row in whole[stop + 1][0]]
-    first, second = stream().sources[0].epoch(0), stream().sources[0].epoch(1)
+    first, second = (list(stream().sources[0].epoch(number)) for number in (0, 1))
     assert first != second
+
+
+def test_an_epoch_planned_in_parts_has_the_same_targets_and_resumes_within_each(episodes, monkeypatch):
+    monkeypatch.setattr(sampler, "PART", 7)
+    (source,) = make_sources(episodes, DATA, ObjectiveConfig(), BUILDER, True, 3)
+    rows, places = [], [SourcePosition()]
+    for _ in range(2 * len(planned(episodes))):
+        row, place = source.take(places[-1])
+        rows.append(row)
+        places.append(place)
+    first = [row for row, place in zip(rows, places[1:], strict=True) if place.epoch == 0]
+    steps = Counter((id(row.episode), s) for row in first for s in range(row.plan.targets_from, row.plan.last + 1))
+    assert set(steps.values()) == {1}
+    assert len(steps) == sum(episode.last_step for episode in episodes)
+    for at in (3, 20, len(first) - 1, len(first), len(first) + 5):
+        (again,) = make_sources(episodes, DATA, ObjectiveConfig(), BUILDER, True, 3)
+        row, place = again.take(places[at])
+        assert (row.plan, place) == (rows[at].plan, places[at + 1])

@@ -80,24 +80,30 @@ class Source:
         self.planner = planner
         self._builder = builder
         self._seed = seed
-        self._cached: tuple[int, list[tuple[int, RowPlan]]] | None = None
+        self._next: SourcePosition | None = None
+        """Epoch and row that `_rows` yields next; None before the first."""
+        self._rows: Iterator[tuple[int, RowPlan]] = iter(())
 
-    def epoch(self, number: int) -> list[tuple[int, RowPlan]]:
-        """Plan the rows of an epoch: index of the episode and plan."""
-        if self._cached is None or self._cached[0] != number:  # rows are taken one by one
-            self._cached = (number, self.planner.plan(generator(*self._seed, number)))
-        return self._cached[1]
+    def epoch(self, number: int) -> Iterator[tuple[int, RowPlan]]:
+        """Yield the rows of an epoch: index of the episode and plan."""
+        return self.planner.plan(generator(*self._seed, number))
+
+    def _row(self, place: SourcePosition) -> tuple[int, RowPlan] | None:
+        """Return a row, None behind the last one of its epoch. Rows are mostly taken one after another."""
+        if self._next is None or place.epoch != self._next.epoch or place.row < self._next.row:
+            self._next, self._rows = SourcePosition(place.epoch), self.epoch(place.epoch)
+        skipped = place.row - self._next.row
+        self._next = replace(self._next, row=place.row + 1)
+        return next(itertools.islice(self._rows, skipped, None), None)
 
     def take(self, place: SourcePosition) -> tuple[PlannedRow, SourcePosition]:
         """Return the next row and the position after it."""
-        while not (rows := self.epoch(place.epoch)):  # an epoch of few episodes with weights below 1 may be empty
-            place = replace(place, epoch=place.epoch + 1)
-        index, plan = rows[place.row]
+        while (row := self._row(place)) is None:  # an epoch of few episodes with weights below 1 may be empty
+            place = replace(place, epoch=place.epoch + 1, row=0)
+        index, plan = row
         measured = self.planner.episodes[index]
         planned = PlannedRow(measured.episode, plan, self._builder, *measured.size(plan))
-        at_end = place.row + 1 == len(rows)
-        epoch, row = (place.epoch + 1, 0) if at_end else (place.epoch, place.row + 1)
-        return planned, SourcePosition(epoch, row, place.targets + planned.targets)
+        return planned, SourcePosition(place.epoch, place.row + 1, place.targets + planned.targets)
 
 
 def make_sources(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,9 @@ from loopwm.text.training.config import DataConfig, ObjectiveConfig
 
 HEAD_MARKS = 2
 """Marks of a head's observation: <|obs|> and <|end|>."""
+
+PART = 500
+"""Episodes whose rows are planned together."""
 
 Key = TypeVar("Key")
 
@@ -103,14 +106,24 @@ class MeasuredEpisode:
             answers = [*answers[: len(branch.decoded) - 1], answer[1] - answer[0] + 1]
         return actions, answers
 
-    def repeats(self, step: int, horizon: int) -> bool:
-        """Return True if two consecutive actions of the `horizon` actions after `step` are equal."""
-        return bool(self._repeats[step + 1 : step + horizon].any())
+    def repeats(self, steps: NDArray[np.int64], horizon: int) -> NDArray[np.bool_]:
+        """Return for each step True if two consecutive actions of the `horizon` actions after it are equal."""
+        return self._any_after(self._repeats, steps, horizon - 1)
 
-    def echoes(self, step: int, horizon: int) -> bool:
-        """Return True if two of the `horizon` observations after `step` are equal."""
+    def echoes(self, steps: NDArray[np.int64], horizon: int) -> NDArray[np.bool_]:
+        """Return for each step True if two of the `horizon` observations after it are equal."""
         # The equal observation before it must be one of the `horizon`, too.
-        return bool((self._equal_before[step + 1 : step + horizon + 1] > step).any())
+        return self._any_after(self._equal_before, steps, horizon, steps)
+
+    @staticmethod
+    def _any_after(
+        values: NDArray[Any], steps: NDArray[np.int64], count: int, above: NDArray[np.int64] | int = 0
+    ) -> NDArray[np.bool_]:
+        """Return for each step True if one of the `count` values after it is greater than `above`."""
+        later = steps[:, None] + np.arange(1, count + 1)
+        known = later < len(values)
+        greater = (values[np.where(known, later, 0)] > np.reshape(above, (-1, 1))) & known
+        return np.any(greater, axis=1)
 
 
 def _equal_before(texts: Sequence[int]) -> NDArray[np.int32]:
@@ -164,18 +177,23 @@ class EpochPlanner:
             for step in range(measured.episode.last_step)
         )
 
-    def plan(self, rng: np.random.Generator) -> list[tuple[int, RowPlan]]:
-        """Plan the rows of an epoch in order: index of the episode and plan."""
+    def plan(self, rng: np.random.Generator) -> Iterator[tuple[int, RowPlan]]:
+        """Yield the rows of an epoch in order: index of the episode and plan.
+
+        Rows are planned and shuffled `PART` episodes at a time: a step does not wait for the plan of a whole epoch.
+        """
         share = self.config.query_share
         queries = WeightedRoundRobin({True: share, False: 1 - share})
         horizons = WeightedRoundRobin(dict(enumerate(self.config.horizon_shares, start=1)))
         epoch = _Epoch(WeightedRoundRobin(self.config.regimes), horizons, queries, rng)
-        rows = [
-            (int(index), plan)
-            for index in self._sample_episodes(rng)
-            for plan in self._subsample_windows(self.episodes[index], epoch)
-        ]
-        return [rows[i] for i in rng.permutation(len(rows))]
+        drawn = self._sample_episodes(rng)
+        for start in range(0, len(drawn), PART):
+            rows = [
+                (int(index), plan)
+                for index in drawn[start : start + PART]
+                for plan in self._subsample_windows(self.episodes[index], epoch)
+            ]
+            yield from (rows[i] for i in rng.permutation(len(rows)))
 
     def _sample_episodes(self, rng: np.random.Generator) -> NDArray[np.int64]:
         """Draw the episodes of an epoch, by index: each `weight` times, a fractional part at random."""
@@ -270,17 +288,13 @@ class EpochPlanner:
 
     def _branch_steps(self, measured: MeasuredEpisode, start: int, last: int, rng: np.random.Generator) -> list[int]:
         """Order the steps of a window by a weighted draw (Efraimidis and Spirakis: keys u^(1 / weight))."""
-        steps = range(start, min(last, measured.episode.last_step - 1) + 1)
+        steps = np.arange(start, min(last, measured.episode.last_step - 1) + 1)
         horizon, echo = self.config.max_horizon, self.config.echo_weights.get(measured.episode.env, 1.0)
-        weights = np.array(
-            [
-                (self.config.repeat_weight if measured.repeats(step, horizon) else 1.0)
-                * (echo if measured.echoes(step, horizon) else 1.0)
-                for step in steps
-            ]
-        )
+        weights = np.where(measured.repeats(steps, horizon), self.config.repeat_weight, 1.0)
+        weights *= np.where(measured.echoes(steps, horizon), echo, 1.0)
         order = np.argsort(-(rng.random(len(steps)) ** (1 / weights)), kind="stable")  # the largest keys come first
-        return [steps[i] for i in order]
+        order_of_steps: list[int] = steps[order].tolist()
+        return order_of_steps
 
     def _query_branches(
         self, episode: TokenEpisode, start: int, last: int, epoch: _Epoch
@@ -305,9 +319,9 @@ class EpochPlanner:
         self, episode: TokenEpisode, start: int, last: int, rng: np.random.Generator
     ) -> list[tuple[int, int, int]]:
         """List (step, index of the query, target tokens) in the order of a weighted draw, as `_branch_steps` does."""
-        candidates, weights, before = [], [], _answers(episode, max(start - 1, 0))
-        for step in range(start, last + 1):
-            answers = _answers(episode, step)
+        candidates, weights = [], []
+        before, *after = episode.answers(range(max(start - 1, 0), last + 1))
+        for step, answers in enumerate(after if start else [before, *after], start=start):
             for index, (action, answer) in enumerate(answers.items()):
                 candidates.append((step, index, answer[1] - answer[0] + 1))
                 weights.append(1.0 if before.get(action) == answer else self.config.change_weight)
@@ -327,11 +341,6 @@ class EpochPlanner:
         if self.supervise == "terminal" and known:
             return (horizons.next(known),)
         return tuple(known)
-
-
-def _answers(episode: TokenEpisode, step: int) -> dict[tuple[int, int], tuple[int, int]]:
-    """Map the place of each state query of a step to the place of its answer."""
-    return dict(episode.query_places(step))
 
 
 def generator(*key: int) -> np.random.Generator:

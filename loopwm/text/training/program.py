@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import math
@@ -137,6 +138,7 @@ class _Steps(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
         assert worker is not None, "built in workers only"
+        gc.freeze()  # collections would go through all episodes, and copy the memory that workers share
         return self._built((worker.id, worker.num_workers))
 
 
