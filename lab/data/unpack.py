@@ -16,7 +16,7 @@ from pathlib import Path
 from data_prep.plan import PLAN
 from data_prep.solutions import PACKED
 from loopwm.records.errors import InputError
-from loopwm.records.files import write_atomic
+from loopwm.records.files import XZ_PRESET, write_atomic
 
 EXAMPLE = "python -m lab unpack --out data/episodes"
 
@@ -33,7 +33,7 @@ def unpack(path: Path, out: Path) -> int:
     for name, content in members(path):
         target = out / name
         if name.endswith(EPISODES):
-            content = lzma.compress(content)
+            content = lzma.compress(content, preset=XZ_PRESET)
         if target.name == PLAN and target.exists() and target.read_bytes() != content:
             raise InputError(f"{target}: must have the plan of {path}")
         if not target.exists():

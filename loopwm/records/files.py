@@ -19,6 +19,9 @@ from typing import Any, BinaryIO, TextIO, cast
 
 from loopwm.records.errors import InputError
 
+XZ_PRESET = 3
+"""Of .xz files: five times as fast as lzma's default of 6, and episodes are as small."""
+
 LINES = (".jsonl", ".jsonl.gz", ".jsonl.xz")
 """Suffixes of files of JSON lines."""
 
@@ -125,7 +128,7 @@ def _compressor(path: Path, raw: BinaryIO) -> Iterator[BinaryIO]:
         with gzip.GzipFile("", "wb", 9, raw, mtime=0) as packed:
             yield cast(BinaryIO, packed)
     elif path.suffix == ".xz":
-        with lzma.open(raw, "wb") as packed:
+        with lzma.open(raw, "wb", preset=XZ_PRESET) as packed:
             yield cast(BinaryIO, packed)
     else:
         yield raw
