@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,13 @@ FACT_DTYPE = np.dtype([("start", "<i8"), ("length", "<i4"), ("fact", "<i4")])
 Tokens = NDArray[np.integer]
 NO_TOKENS: Tokens = np.empty(0, dtype=np.uint16)
 NO_FACTS = np.empty(0, dtype=FACT_DTYPE)
+
+
+class PlacedFacts(NamedTuple):
+    """Facts that a text shows, and start and length of its parts, each with the facts that determine it."""
+
+    shown: Sequence[int] = ()
+    needs: Sequence[tuple[tuple[int, int], Sequence[int]]] = ()
 
 
 class Texts(Sequence[Any]):
@@ -127,10 +134,10 @@ class TokenEpisode:
                 places[kind][step - steps.start].append((start, start + length))
         return [dict(zip(*pair, strict=True)) for pair in zip(places[QUERY], places[ANSWER], strict=True)]
 
-    def facts_of(self, kind: int, step: int, index: int = 0) -> list[tuple[int, int, int]]:
-        """Return start, length and fact of the facts of a text, with starts that count from its first token."""
+    def facts_of(self, kind: int, step: int, index: int = 0) -> PlacedFacts:
+        """Return the facts of a text, with starts that count from its first token."""
         place = self._place(kind, step, index)
-        return [] if place is None else _facts_at(self, place)
+        return PlacedFacts() if place is None else _facts_at(self, place)
 
     def lengths(self, kind: int) -> NDArray[np.int32]:
         """Return the number of tokens of each step's text of the kind, 0 if there is none: (n,)."""
@@ -179,7 +186,11 @@ def _places_at(episode: TokenEpisode, step: int) -> dict[int, list[tuple[int, in
 
 
 @lru_cache(maxsize=1024)
-def _facts_at(episode: TokenEpisode, place: tuple[int, int]) -> list[tuple[int, int, int]]:
-    """Return start, length and fact of the facts that start in a text, counting from its first token."""
+def _facts_at(episode: TokenEpisode, place: tuple[int, int]) -> PlacedFacts:
+    """Return the facts that start in a text, counting from its first token."""
     first, last = np.searchsorted(episode._fact_starts, place)
-    return [(start - place[0], length, fact) for start, length, fact in episode.facts[first:last].tolist()]
+    shown: list[int] = []
+    needs: dict[tuple[int, int], list[int]] = {}
+    for start, length, fact in episode.facts[first:last].tolist():
+        (needs.setdefault((start - place[0], length), []) if length else shown).append(fact)
+    return PlacedFacts(shown, tuple(needs.items()))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from itertools import groupby
-from operator import itemgetter
 
 from loopwm.records.template import ContextKind
 from loopwm.records.token_episode import ACTION, INVENTORY, LOOK, OBSERVATION, TokenEpisode
@@ -44,9 +42,8 @@ class RowFacts:
             self._add(self._shown, OBSERVATION, step, step)
 
     def _add(self, known: dict[int, int], kind: int, step: int, since: int) -> None:
-        for _, length, fact in self._episode.facts_of(kind, step):
-            if length == 0:  # facts that the text shows; longer rows are parts that need facts
-                known.setdefault(fact, since)  # the first step that shows a fact counts
+        for fact in self._episode.facts_of(kind, step).shown:
+            known.setdefault(fact, since)  # the first step that shows a fact counts
 
     def undetermined(self, kind: int, step: int, index: int = 0, *, last_shown: int) -> list[bool]:
         """Return for each token of a text True if it is undetermined.
@@ -57,9 +54,8 @@ class RowFacts:
         marks = [False] * (0 if text is None else len(text))
         if self._complete:
             return marks
-        rows = (row for row in self._episode.facts_of(kind, step, index) if row[1] > 0)
-        for (start, length), group in groupby(rows, key=itemgetter(0, 1)):  # sorted by place in the shards
-            if not any(self._known(fact, step, last_shown) for *_, fact in group):
+        for (start, length), facts in self._episode.facts_of(kind, step, index).needs:
+            if not any(self._known(fact, step, last_shown) for fact in facts):
                 marks[start : start + length] = [True] * length
         return marks
 

@@ -103,9 +103,9 @@ def test_facts_of_texts_are_read_back_from_any_shard(tmp_path: Path, tokenizer: 
     assert len(check_shards(tmp_path / "out", tokenizer_hash())["shards"]) == 2
     for episode in read_shards(tmp_path / "out", tokenizer_hash()):
         facts = [episode.facts_of(OBSERVATION, i) for i in range(4)]
-        assert [[fact for _, length, fact in rows if length == 0] for rows in facts] == [[], [0], [1], [0]]
+        assert [list(of_text.shown) for of_text in facts] == [[], [0], [1], [0]]
         for i, number in enumerate((1, 2, 1), start=1):
-            ((start, length, fact),) = (row for row in facts[i] if row[1])
+            (((start, length), (fact,)),) = facts[i].needs
             text = tokenizer.decode(episode.observations[i][start : start + length])
             assert (text, fact) == (f", you see a pen {number}.", number - 1)
 

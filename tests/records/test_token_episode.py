@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from loopwm.records.token_episode import ACTION, FACT_DTYPE, HIDDEN, LOOK, OBSERVATION, TokenEpisode
+from loopwm.records.token_episode import ACTION, FACT_DTYPE, HIDDEN, LOOK, OBSERVATION, PlacedFacts, TokenEpisode
 from tests.fixtures.rows import episode_of_texts, texts_of
 
 WORDS = [[7, 8], [], [9], [7, 8], [], [5, 6, 7]]
@@ -58,5 +58,5 @@ def test_token_episode_facts_are_those_of_the_text(episode: TokenEpisode) -> Non
     start = episode.spans["start"][episode.spans["kind"] == OBSERVATION][5]
     rows = [(start - 1, 1, 3), (start, 0, 4), (start + 1, 2, 5), (start + 3, 0, 6)]
     episode = TokenEpisode(episode.tokens, episode.spans, episode.steps, np.array(rows, dtype=FACT_DTYPE))
-    assert episode.facts_of(OBSERVATION, 5) == [(0, 0, 4), (1, 2, 5)]
-    assert len(episode.facts_of(OBSERVATION, 1)) == len(episode.facts_of(LOOK, 1)) == 0
+    assert episode.facts_of(OBSERVATION, 5) == PlacedFacts([4], (((1, 2), [5]),))
+    assert episode.facts_of(OBSERVATION, 1) == episode.facts_of(LOOK, 1) == PlacedFacts([], ())

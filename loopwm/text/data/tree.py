@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from types import MappingProxyType
 
 from loopwm.records.template import ContextKind, StateSlots
@@ -319,18 +320,13 @@ class RowBuilder:
         return tuple(self._words(episode, kind, step, facts, last_shown) for kind in STATE_KINDS)
 
     def _words(self, episode: TokenEpisode, kind: int, step: int, facts: RowFacts, last_shown: int) -> Words:
-        text = episode.text(kind, step)
-        if text is None:
-            return Words()
-        tokens = text.tolist()
-        before = episode.text(kind, step - 1) if step else text
-        old = set(() if before is None else before.tolist())
+        words = _changed_words(episode, kind, step, self.change_weight)
+        hidden = facts.undetermined(kind, step, last_shown=last_shown)
+        if not any(hidden):
+            return words
         unknown = self._weights(episode).undetermined
-        weights = [
-            (1.0 if token in old else self.change_weight) * (unknown if hidden else 1.0)
-            for token, hidden in zip(tokens, facts.undetermined(kind, step, last_shown=last_shown), strict=True)
-        ]
-        return Words(tokens, weights)
+        weights = [weight * (unknown if h else 1.0) for weight, h in zip(words.weights, hidden, strict=True)]
+        return Words(words.tokens, weights)
 
     def _observed(self, episode: TokenEpisode, observation: Sequence[int], undetermined: Sequence[bool]) -> Words:
         """Return an observation as words; its marks, the first and the last token, say nothing of what happened."""
@@ -344,6 +340,18 @@ class RowBuilder:
 
     def _slots_at_end(self, row: TreeRow) -> range:
         return range(len(row) - self.slots.count, len(row))
+
+
+@lru_cache(maxsize=1024)
+def _changed_words(episode: TokenEpisode, kind: int, step: int, change_weight: float) -> Words:
+    """Return the words of a text of the state; those that the step before did not show weigh `change_weight`."""
+    text = episode.text(kind, step)
+    if text is None:
+        return Words()
+    before = episode.text(kind, step - 1) if step else text
+    old = set(() if before is None else before.tolist())
+    tokens = text.tolist()
+    return Words(tokens, [1.0 if token in old else change_weight for token in tokens])
 
 
 Layout = Callable[[TreeRow], Sequence[int]]
