@@ -114,11 +114,9 @@ class Replanner(Protocol):
 
     def mark(self) -> Any:
         """Return the state that `plan` needs about the place where the path is left."""
-        ...
 
     def plan(self, mark: Any, rest: Sequence[str]) -> list[str]:
         """Return a path from here. rest: the path from the marked place."""
-        ...
 
 
 def act_gold(environment: Environment, gold: Sequence[str], rng: Random) -> Play:

@@ -111,44 +111,35 @@ class Environment(Protocol):
 
     def version(self) -> dict[str, str]:
         """Return the simulator's packages with their versions, and our changes to them."""
-        ...
 
     def tasks(self) -> list[str]:
         """Return all tasks, in the simulator's order."""
-        ...
 
     def splits(self) -> list[str]: ...
 
     def variations(self, task: str, split: str) -> list[int] | list[str]:
         """Return the variations (or games) of a split, in the simulator's order."""
-        ...
 
     def gold_actions(self, task: str, variation: int | str) -> list[str]:
         """Return the simulator's own solution. Leaves no world behind: `reset` before the first step."""
-        ...
 
     def reset(self, task: str, variation: int | str) -> Step:
         """Start a variation and return the first observation."""
-        ...
 
     def goal(self) -> str: ...
 
     def loaded(self) -> tuple[str, int | str]:
         """Return task and variation of the loaded world."""
-        ...
 
     def hidden_state(self) -> str | None:
         """Return the state that the agent cannot see; None if the environment does not expose it."""
-        ...
 
     def step(self, action: str) -> Step: ...
 
     def valid_actions(self) -> list[str]:
         """Return all valid actions. May cost more than a step."""
-        ...
 
     def exhausted(self) -> bool:
         """Return True if a fresh environment should replace this one before the next episode, for lack of memory."""
-        ...
 
     def close(self) -> None: ...

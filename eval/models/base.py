@@ -21,7 +21,6 @@ class Predictor(Protocol):
     @property
     def identity(self) -> Mapping[str, str | int]:
         """Return what else decides the predictions (hashes, depth), for a run's provenance."""
-        ...
 
     def predict(
         self, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]
@@ -31,7 +30,6 @@ class Predictor(Protocol):
         Raises InputError from a FormatError for a window that cannot be rendered because it is too long. The harness
         then refuses that window and predicts the others again.
         """
-        ...
 
 
 @runtime_checkable
@@ -43,7 +41,6 @@ class Trained(Protocol):
 
     def count_foreign(self, windows: Sequence[Window], context_kind: ContextKind) -> int:
         """Count the windows that are worded unlike every training episode."""
-        ...
 
 
 @runtime_checkable
@@ -52,7 +49,6 @@ class Metered(Protocol):
 
     def usage(self, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]) -> Mapping[str, int]:
         """Return the cost of all predictions of a run, including those before an interruption."""
-        ...
 
 
 class WindowBaseline(ABC):

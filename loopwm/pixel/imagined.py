@@ -52,19 +52,15 @@ class FrameWorld(Protocol[S]):
             first: bool (B, T), True where an episode begins
             generator: source of randomness
         """
-        ...
 
     def step(self, state: S, action: Tensor, generator: torch.Generator) -> Imagined[S]:
         """Imagine one step. action: int64 (B,)."""
-        ...
 
     def show(self, state: S) -> Tensor:
         """Decode the current frames, uint8 (B, H, W, C)."""
-        ...
 
     def replace(self, state: S, rows: Tensor, fresh: S) -> S:
         """Return the state with rows int64 (R,) taken from `fresh`, a state of R worlds in that order."""
-        ...
 
 
 class LatentWorld(FrameWorld[S], Protocol[S]):
@@ -83,11 +79,9 @@ class LatentWorld(FrameWorld[S], Protocol[S]):
             first: bool (B,), True where an episode begins with `obs` instead
             generator: source of randomness
         """
-        ...
 
     def features(self, state: S) -> Tensor:
         """Return the features (B, F)."""
-        ...
 
 
 class ImaginedVectorEnv(VectorEnv[Array, Array, Array], Generic[S]):
@@ -211,7 +205,6 @@ class Policy(Protocol):
             first: bool (B,), True where an episode begins
             info: the environments' info of these observations
         """
-        ...
 
 
 class RandomPolicy:

@@ -59,7 +59,6 @@ class Worlds(Protocol):
     @property
     def steps_cut(self) -> tuple[int, ...]:
         """Number of old steps dropped from each row's context to fit the limit."""
-        ...
 
     def begin(self, contexts: Sequence[Context]) -> None:
         """Start new worlds; earlier ones are dropped."""

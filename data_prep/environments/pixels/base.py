@@ -38,7 +38,6 @@ class Simulator(Protocol):
 
     def begin(self, seed: int) -> tuple[Frame, dict[str, Any]]:
         """Start an episode; return its first frame and infos."""
-        ...
 
     def act(self, action: int) -> Outcome: ...
 

@@ -53,26 +53,21 @@ class Learner(Protocol):
 
     def player(self, count: int, generator: torch.Generator, world: FrameWorld[Any] | None) -> Policy:
         """Return a policy for `count` real environments. world: for policies that act on its features."""
-        ...
 
     def begin(self, count: int, chance: Chance, world: FrameWorld[Any] | None) -> None:
         """Begin play in `count` real environments with empty memories."""
-        ...
 
     def play(self, env: VectorEnv[Any, Any, Any], steps: int, env_state: EnvState) -> Rollout:
         """Continue play in the real environments, and record the experience."""
-        ...
 
     def learn_from_play(self, epochs: int, minibatches: int, chance: Chance) -> Numbers:
         """Learn from the last play; return diagnostics, empty for learners that only imagine."""
-        ...
 
     def learn_from_imagination(self, dream: Dream, settings: Any, chance: Chance) -> Numbers:
         """Update once on imagined play. settings: section `imagination`.
 
         Returns diagnostics, with the mean `reward` of an imagined step and the share of steps that `ends`.
         """
-        ...
 
     def to(self, device: torch.device) -> None: ...
 
