@@ -96,8 +96,7 @@ def main(arguments: list[str] | None = None) -> int:
     if name not in COMMANDS:
         return _unknown(name)
     command = COMMANDS[name]
-    status: int = import_module(command.module).main([*command.prefix, *rest])
-    return status
+    return import_module(command.module).main([*command.prefix, *rest])
 
 
 def _unknown(name: str) -> int:

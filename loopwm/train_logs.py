@@ -38,8 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(module: str, arguments: list[str]) -> int:
-    status: int = import_module(module).main(arguments)
-    return status
+    return import_module(module).main(arguments)
 
 
 def _parser() -> Parser:

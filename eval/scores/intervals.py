@@ -87,8 +87,7 @@ def game_standard_errors(values: Values, games: Games) -> Values | None:
     if count < 2:
         return None
     rest = sums - sizes[:, None] * values.mean(axis=0)
-    errors: Values = np.sqrt(count / (count - 1) * (rest**2).sum(axis=0)) / len(values)
-    return errors
+    return np.sqrt(count / (count - 1) * (rest**2).sum(axis=0)) / len(values)
 
 
 @dataclass(frozen=True)

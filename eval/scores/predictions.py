@@ -66,8 +66,7 @@ class PredictionFolder:
         """Return the distinct results of `checkout` of calls that added lines, in order; {} is an unknown commit."""
         path = self.path / "commits.json"
         if path.is_file():
-            known: list[dict[str, Any]] = read_json(path)
-            return known
+            return read_json(path)
         return [{}] if any(self.path.glob("*.jsonl")) else []  # older runs did not store commits
 
     def add_lines(self, name: str, records: Sequence[Mapping[str, Any]]) -> None:

@@ -183,8 +183,7 @@ def make_rule(name: str, values: Mapping[str, Any]) -> ExitRule:
         raise ValueError(
             f"{wrong[0]}: {'missing' if wrong[0] in expected else 'unknown'}, {name} has {', '.join(sorted(expected))}"
         )
-    rule: ExitRule = RULES[name](**values)
-    return rule
+    return RULES[name](**values)
 
 
 def parse_rule(text: str) -> ExitRule:

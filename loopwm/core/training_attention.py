@@ -34,8 +34,7 @@ def training_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None =
         visible: (L, S) bool, True where a query attends, at least one key each; None for causal.
     """
     if q.dtype == torch.bfloat16 and q.device.type == "cpu":
-        out: Tensor = _Blockwise.apply(q, k, v, visible)
-        return out
+        return _Blockwise.apply(q, k, v, visible)
     k, v = for_queries(k, q.shape[1]), for_queries(v, q.shape[1])
     return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=visible is None)
 

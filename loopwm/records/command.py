@@ -88,8 +88,7 @@ def run_main(module: str, extra: str, arguments: Sequence[str] | None = None) ->
         main = import_module(module).main
     except ModuleNotFoundError as error:
         return missing_package(error, extra)
-    status: int = main(arguments)
-    return status
+    return main(arguments)
 
 
 def exit_status(work: Callable[[], object], *more: type[Exception]) -> int:

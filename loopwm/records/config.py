@@ -29,8 +29,7 @@ def check_numbers(config: Any, positive: Mapping[str, Sequence[str]]) -> None:
 
 def typed(cls: type[T], raw: dict[str, Any]) -> T:
     """Convert sections to the dataclass `cls`. Raises InputError."""
-    config: T = _build(cls, raw, "")
-    return config
+    return _build(cls, raw, "")
 
 
 def read_sections(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:

@@ -142,8 +142,7 @@ class Index:
 
     def scores(self, question: Question) -> NDArray[np.float32]:
         """Return similarities by place, (places,)."""
-        scores: NDArray[np.float32] = self._bm25.get_scores(describe(question.goal, question.history, question.actions))
-        return scores
+        return self._bm25.get_scores(describe(question.goal, question.history, question.actions))
 
     def of_verb(self, action: str) -> NDArray[np.int64]:
         """Return the numbers of the places whose action has the same verb, in order."""

@@ -335,8 +335,7 @@ class WorldModel:
         head = self.model.model.monitor
         if head is None:
             raise ValueError("monitor_head: this checkpoint has none")
-        summary: Tensor = head(world.latent)
-        return summary
+        return head(world.latent)
 
     def before_decoding(self, world: World) -> KVCache:
         """Return a writable state that the decoder attends to; `<|obs|>` comes next."""

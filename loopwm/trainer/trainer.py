@@ -96,8 +96,7 @@ class Trainer(Generic[Config]):
         choice: list[Any] = [None]
         if ranks.is_main_process:
             choice = [self.files.provenance().get("precision") or faster_precision()]
-        precision: Precision = broadcast_object_list(choice)[0]
-        return precision
+        return broadcast_object_list(choice)[0]
 
     # -- the run -------------------------------------------------------------------------------------------------
 

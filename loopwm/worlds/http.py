@@ -272,8 +272,7 @@ def _named(rows: Sequence[_Row], bodies: Sequence[Json]) -> list[Json]:
 
 def _code(answer: Json) -> str | None:
     """Return the error code of an answer in a batch, None if it is not an error."""
-    code: str | None = answer["body"].get("error", {}).get("code")
-    return code
+    return answer["body"].get("error", {}).get("code")
 
 
 def _body(answer: Json) -> Json:

@@ -97,8 +97,7 @@ def create_app(
     """
     make = partial(ImaginedEnvironment, make_worlds, starts, max_steps)
     limits = ConcurrencyConfig(max_concurrent_envs=sessions, session_timeout=session_timeout)
-    app: FastAPI = create_fastapi_app(make, TextAction, TextObservation, concurrency_config=limits)
-    return app
+    return create_fastapi_app(make, TextAction, TextObservation, concurrency_config=limits)
 
 
 def main(arguments: list[str] | None = None) -> int:

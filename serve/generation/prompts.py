@@ -101,5 +101,4 @@ class PromptReader:
 
     def encode(self, text: str) -> list[int]:
         """Tokenize text of any length; special strings become special tokens."""
-        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids
+        return self._tokenizer(text, add_special_tokens=False)["input_ids"]

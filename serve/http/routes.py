@@ -17,14 +17,12 @@ TIMEOUT_HEADER = "X-Request-Timeout"
 
 
 async def _service(request: Request) -> Service:
-    service: Service = request.app.state.service
-    return service
+    return request.app.state.service
 
 
 async def _owner(request: Request) -> str:
     """Return the name of the request's key; empty for a service without keys."""
-    owner: str = request.scope.get("key_name", "")
-    return owner
+    return request.scope.get("key_name", "")
 
 
 Serving = Annotated[Service, Depends(_service)]

@@ -184,8 +184,7 @@ class BatchBody(OwnBody):
 
 
 async def _sessions(request: Request) -> Sessions:
-    sessions: Sessions = request.app.state.sessions
-    return sessions
+    return request.app.state.sessions
 
 
 Worlds = Annotated[Sessions, Depends(_sessions)]

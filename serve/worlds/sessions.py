@@ -255,8 +255,7 @@ class Sessions:
             return None
         if answer.request != repr(request):
             raise StepIdReusedError(f"step_id: {request.step_id!r} is that of another step; use a new id for each step")
-        reply: Json = json.loads(answer.reply)
-        return reply
+        return json.loads(answer.reply)
 
     async def begin_step(self, ctx: RequestContext, name: str, request: StepRequest) -> PendingStep:
         """Imagine actions and start decoding. The world changes in `PendingStep.finish`."""

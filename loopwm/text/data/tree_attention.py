@@ -147,8 +147,7 @@ class PackedMask:
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend: (B, H, L, E); k, v: (B, G, L, E)."""
         if self.blocks is not None:
-            out: Tensor = _compiled(flex_attention)(q, k, v, block_mask=self.blocks, enable_gqa=True)
-            return out
+            return _compiled(flex_attention)(q, k, v, block_mask=self.blocks, enable_gqa=True)
         line, column = torch.arange(len(q))[:, None, None, None], torch.arange(q.shape[2])
         mask = _visible(self.start, self.limit, self.branch, self.decode)(line, None, column[:, None], column)
         k, v = for_queries(k, q.shape[1]), for_queries(v, q.shape[1])
