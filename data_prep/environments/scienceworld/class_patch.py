@@ -33,19 +33,8 @@ def add_hash_code(class_file: bytes) -> bytes:
     constants.append(pack(">BHH", 12, count + 3, count + 4))  # NameAndType uuid ()J
     constants.append(pack(">BHH", 10, this_class, count + 5))  # Methodref of this class
     body = pack(">BBHBB", 0x2A, 0xB6, count + 6, 0x88, 0xAC)  # aload_0, invokevirtual uuid, l2i, ireturn
-    return b"".join(
-        (
-            class_file[:8],
-            pack(">H", count + len(constants)),
-            class_file[10:pool_end],
-            *constants,
-            class_file[pool_end:methods],
-            pack(">H", method_count + 1),
-            pack(">HHHH", _PUBLIC, count, count + 1, 1),
-            _code(count + 2, 2, 1, body),
-            class_file[methods + 2 :],
-        )
-    )
+    added = pack(">HHHH", _PUBLIC, count, count + 1, 1) + _code(count + 2, 2, 1, body)
+    return _patched(class_file, pool_end, constants, methods, methods + 2, pack(">H", method_count + 1) + added)
 
 
 def redirect(class_file: bytes, method: str, descriptor: str, target: str) -> bytes:
@@ -67,18 +56,15 @@ def redirect(class_file: bytes, method: str, descriptor: str, target: str) -> by
     passed = len(re.findall(_REFERENCE, arguments[1]))
     loads = b"".join(pack(">BB", 0x19, i) for i in range(1, passed + 1))  # aload; 0 is `this`
     body = loads + pack(">BHB", 0xB8, count + 5, 0xB0)  # invokestatic, areturn
-    return b"".join(
-        (
-            class_file[:8],
-            pack(">H", count + len(constants)),
-            class_file[10:pool_end],
-            *constants,
-            class_file[pool_end:start],
-            pack(">HHHH", access, name, kind, 1),
-            _code(count, max(1, passed), passed + 1, body),
-            class_file[end:],
-        )
-    )
+    delegating = pack(">HHHH", access, name, kind, 1) + _code(count, max(1, passed), passed + 1, body)
+    return _patched(class_file, pool_end, constants, start, end, delegating)
+
+
+def _patched(data: bytes, pool_end: int, constants: list[bytes], start: int, end: int, content: bytes) -> bytes:
+    """Append constants to the pool and replace data[start:end], which is after the pool, by `content`."""
+    (count,) = unpack_from(">H", data, 8)
+    pool = pack(">H", count + len(constants)) + data[10:pool_end] + b"".join(constants)
+    return data[:8] + pool + data[pool_end:start] + content + data[end:]
 
 
 def _code(name: int, stack: int, variables: int, body: bytes) -> bytes:
