@@ -159,7 +159,8 @@ class PendingStep:
 
     def finish(self, render: Callable[[Session, Sequence[Imagined]], Json]) -> Json:
         """Commit the steps, after all deltas; return the reply by `render`, saved for repeated requests."""
-        imagined = [*map(Imagined, self.steps[: self._first]), *map(self._imagined, range(len(self.streams)))]
+        decoded = map(_decoded, self.steps[self._first :], self._deltas, self.streams)
+        imagined = [*map(Imagined, self.steps[: self._first]), *decoded]
         world, step_id = self.steps[-1].world, self.request.step_id
         log = self.session.log.with_actions(self.request.actions)
         # Rendered from a copy: the session itself changes only when the reply is saved.
@@ -168,9 +169,6 @@ class PendingStep:
         self.sessions.change(self.session, log, world, answer)
         self.lock.close()  # before the client gets the reply, and may send the next request
         return reply
-
-    def _imagined(self, index: int) -> Imagined:
-        return _decoded(self.steps[self._first + index], self._deltas[index], self.streams[index])
 
 
 def _decoded(step: Step, deltas: Sequence[TextDelta], stream: TextStream) -> Imagined:
@@ -274,12 +272,10 @@ class Sessions:
         steps = await self.service.work(ctx, work, held, world.depth.limit)
         first = {"last": len(steps) - 1, "each": 0, "none": len(steps)}[request.decode]
         hints = [await self._hints(session.log, request.actions[: i + 1]) for i in range(first, len(steps))]
-        numbers = range(first, len(steps))
-        streams = [self._stream(ctx, steps[i].world, request, i, hint) for i, hint in zip(numbers, hints, strict=True)]
+        streams = [self._stream(ctx, steps[i].world, request, i, hint) for i, hint in enumerate(hints, first)]
         return PendingStep(self, session, request, steps, streams, lock)
 
     def change(self, session: Session, log: WorldLog, world: World, answer: Answer | None = None) -> None:
-        """Replace a session's log and world."""
         self.store.change(session, log, length_of(world), answer)
         self._cache.put(session.id, CachedWorld(log, world))
 
@@ -350,9 +346,7 @@ class Sessions:
         """Imagine each candidate alone, as the world's next action. Changes no world."""
         session = self.store.get(name, ctx.key)
         world = await self._world(ctx, session)
-        requests = [StepRequest([action], "each", max_tokens) for action in candidates]
-        fields = [f"candidates[{i}]" for i in range(len(candidates))]
-        pairs = zip(requests, fields, strict=True)
+        pairs = [(StepRequest([action], "each", max_tokens), f"candidates[{i}]") for i, action in enumerate(candidates)]
         return await together([self._imagine(ctx, world, session.log, *pair) for pair in pairs])
 
     async def _imagine(
