@@ -157,13 +157,10 @@ class AgentTrainer:
         self._prepare_folder()
         self._resume()
         self.learner.begin(config.real.count, self.chance, self.world.world() if self.world else None)
-        self.env_state = self._begin()
+        # A resumed run begins new episodes, so their seed depends on the iteration.
+        seed = int(np.random.default_rng((config.run.seed, self.iteration)).integers(2**31))
+        self.env_state = EnvState.reset(self.env, seed)
         self._returns = np.zeros(config.real.count)
-
-    def _begin(self) -> EnvState:
-        """Begin new real episodes, seeded by the run and its iteration."""
-        seed = int(np.random.default_rng((self.config.run.seed, self.iteration)).integers(2**31))
-        return EnvState.reset(self.env, seed)
 
     def run(self, max_minutes: float | None = None) -> None:
         """Train until config.real.total interactions or `max_minutes`, then save and export."""
