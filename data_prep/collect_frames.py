@@ -59,7 +59,6 @@ class FramePlan:
 
 
 def at_random(actions: int, rng: np.random.Generator) -> Iterator[int]:
-    """Act uniformly at random."""
     while True:
         yield int(rng.integers(actions))
 

@@ -220,7 +220,6 @@ class Trainer(Generic[Config]):
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """Measure the evaluation batches."""
         batches = self.program.evaluation_batches()
         if not batches:
             return {}

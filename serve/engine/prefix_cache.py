@@ -30,7 +30,6 @@ class PrefixCache:
         return len(self._entries)
 
     def get(self, key: Hashable) -> Any:
-        """Return the entry, or None."""
         with self._lock:
             if key in self._entries:
                 self._entries.move_to_end(key)

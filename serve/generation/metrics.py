@@ -19,8 +19,6 @@ LOOPS = tuple(range(1, 17))
 
 
 class Metrics:
-    """Metrics of one service."""
-
     def __init__(self, model: str, load: Callable[[], tuple[int, int]]) -> None:
         """Create a registry of its own.
 

@@ -43,7 +43,6 @@ class KeyRing:
         self._hashes, self.quotas = other._hashes, other.quotas
 
     def name_of(self, key: bytes) -> str | None:
-        """Return the name of a key, or None if it is unknown."""
         digest, match = hashlib.sha256(key).hexdigest(), None
         # Compares with all keys in constant time: the duration must not depend on which one matches.
         for name, key_digest in self._hashes.items():

@@ -133,7 +133,6 @@ class PlanBody(OwnBody):
 
 
 def _distinct(actions: list[str]) -> list[str]:
-    """Reject repeated actions."""
     for i, action in enumerate(actions):
         if action in actions[:i]:
             raise ValueError(f"candidate {i} repeats candidate {actions.index(action)}: {action!r}")

@@ -45,7 +45,6 @@ class WorldLog:
         return sum(len(text.encode()) for text in (*parts, *steps, *self.actions) if text is not None)
 
     def with_actions(self, actions: Sequence[str]) -> WorldLog:
-        """Return the log after imagined actions."""
         return replace(self, actions=(*self.actions, *actions))
 
     def with_observation(self, action: str, observation: str) -> WorldLog:

@@ -156,8 +156,6 @@ class _Read:
 
 
 class RecordingPlayer(ActorCriticPlayer):
-    """Actor-critic policy that records experience."""
-
     def __init__(
         self, network: ActorCriticNetwork, reader: InputReader, count: int, generator: torch.Generator
     ) -> None:

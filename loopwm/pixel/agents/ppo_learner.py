@@ -50,7 +50,6 @@ class RolloutCollector:
 
     @torch.no_grad()
     def __call__(self, obs: Array, first: Array, info: dict[str, Any]) -> Array:
-        """Choose actions; see `Policy`."""
         fresh = self._fresh(first, info)
         began = torch.from_numpy(first).to(self.device)
         out = self.policy.step(self._tensor(obs), torch.where(began[:, None], fresh, self.memory))
