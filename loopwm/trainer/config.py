@@ -31,6 +31,8 @@ class RunConfig:
     """Length, logging and checkpoints of a run."""
 
     steps: int = 1000
+    minutes: float = 0.0
+    """Train for so long in place of `steps`, for machines lent by time: the learning rate falls by the clock."""
     seed: int = 0
     mixed_precision: Literal["no", "bf16", "auto"] = "bf16"
     """auto: the one in which a layer is faster on this processor, measured when the run starts or resumes."""

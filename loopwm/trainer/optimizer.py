@@ -106,11 +106,10 @@ def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Para
     return matrices, rest
 
 
-def learning_rate_factor(step: int, steps: int, config: OptimizerConfig) -> float:
+def learning_rate_factor(step: int, done: float, config: OptimizerConfig) -> float:
     """Return the factor of a linear warm-up, a plateau and a linear decay to zero.
 
-    The decay takes the last `decay_share` of the steps.
+    done: share of the run before this step. The decay takes the last `decay_share` of it.
     """
     warm = min(1.0, (step + 1) / max(1, config.warmup_steps))
-    decay_steps = max(1, round(steps * config.decay_share))
-    return warm * min(1.0, (steps - step) / decay_steps)
+    return warm * min(1.0, (1 - done) / config.decay_share) if config.decay_share else warm

@@ -45,11 +45,18 @@ class Trainer(Generic[Config]):
         folder: run folder; resumed if it has a checkpoint.
         start_from: checkpoint of another run, from which a fresh run takes weights, optimiser states, average and
             number of steps; its rows start over. Raises InputError if it does not fit.
+        clock: returns seconds.
     """
 
     def __init__(
-        self, config: Config, program: Callable[[Config], Program], folder: Path, start_from: Path | None = None
+        self,
+        config: Config,
+        program: Callable[[Config], Program],
+        folder: Path,
+        start_from: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.clock = clock
         self.config = config
         self.folder = folder
         self.files = RunFolder(folder, "step", config.run.keep_checkpoints)
@@ -74,6 +81,8 @@ class Trainer(Generic[Config]):
         self.objective, self.optimizers = prepared[0], list(prepared[1:])
         self.average = self._average()
         self.step = 0
+        self.seconds = 0.0
+        """Time in `run`, also before an interruption."""
         self.loader_state = self.program.loader_state_type()
         if start_from is not None and not self.files.checkpoints():
             self._load(start_from)
@@ -102,7 +111,7 @@ class Trainer(Generic[Config]):
 
     def run(self, max_minutes: float | None = None) -> None:
         """Train up to config.run.steps, or until `max_minutes` have passed; then save and export."""
-        started = time.monotonic()
+        started = last = self.clock()
         main = self.accelerator.is_main_process
         if main:
             print(f"{self.program.size()}, {self.precision} on {self.accelerator.device.type}", flush=True)
@@ -114,6 +123,8 @@ class Trainer(Generic[Config]):
                     break
                 record = self._train_step(batches)
                 self.step, self.loader_state = self.step + 1, loader_state
+                now = self.clock()
+                self.seconds, last = self.seconds + now - last, now
                 record |= throughput.add(record["tokens"], record.pop("flops", None))
                 self._advance(bar)
                 bar.set_postfix_str(self._summary(record))
@@ -125,13 +136,22 @@ class Trainer(Generic[Config]):
         self._export()
 
     def _bar(self, disable: bool) -> tqdm[Any]:
-        return tqdm(total=self.config.run.steps, initial=self.step, disable=disable, unit="step", mininterval=5)
+        total = None if self.config.run.minutes else self.config.run.steps
+        return tqdm(total=total, initial=self.step, disable=disable, unit="step", mininterval=5)
 
     def _advance(self, bar: tqdm[Any]) -> None:
         bar.update()
 
+    def _done(self) -> float:
+        """Return the share of the run that is behind it, the same in every process."""
+        run = self.config.run
+        if not run.minutes:
+            return self.step / run.steps
+        seconds = torch.tensor(self.seconds, device=self.accelerator.device)
+        return min(1.0, self.accelerator.reduce(seconds, "max").item() / (60 * run.minutes))
+
     def _finished(self) -> bool:
-        return self.step >= self.config.run.steps
+        return self._done() >= 1
 
     def _export(self) -> None:
         if self.accelerator.is_main_process:
@@ -139,7 +159,7 @@ class Trainer(Generic[Config]):
                 self.program.export(self.folder / "model")
 
     def _out_of_time(self, started: float, max_minutes: float | None) -> bool:
-        spent = max_minutes is not None and time.monotonic() - started > 60 * max_minutes
+        spent = max_minutes is not None and self.clock() - started > 60 * max_minutes
         # Every process must stop at the same step.
         flag = torch.tensor(float(spent), device=self.accelerator.device)
         return bool(self.accelerator.reduce(flag, "sum").item() > 0)
@@ -176,7 +196,7 @@ class Trainer(Generic[Config]):
 
     def _rate(self) -> float:
         config = self.config.optimizer
-        return config.learning_rate * learning_rate_factor(self.step, self.config.run.steps, config)
+        return config.learning_rate * learning_rate_factor(self.step, self._done(), config)
 
     def _accumulate(self, batches: list[MicroBatch]) -> dict[str, Tensor]:
         """Back-propagate this process's share of the global batch and sum its measurements."""
@@ -275,7 +295,8 @@ class Trainer(Generic[Config]):
         self.accelerator.wait_for_everyone()  # each process writes its own random state
         if self.accelerator.is_main_process:
             loader_state = dataclasses.asdict(self.loader_state)
-            progress = {"step": self.step, "cursor": loader_state, "program": self.program.state_dict()}
+            progress = {"step": self.step, "seconds": self.seconds, "cursor": loader_state}
+            progress["program"] = self.program.state_dict()
             write_atomic(folder / "progress.json", json.dumps(progress))
             self.files.finish_checkpoint(self.step)
         self.accelerator.wait_for_everyone()
@@ -297,7 +318,9 @@ class Trainer(Generic[Config]):
         # Rank 0 chooses: on a shared disk, another rank may see one more checkpoint or one less.
         newest: Path | None = broadcast_object_list([next(reversed(self.files.checkpoints()), None)])[0]
         if newest is not None:
-            self.loader_state = self.program.loader_state_type(**self._load(newest)["cursor"])
+            progress = self._load(newest)
+            self.loader_state = self.program.loader_state_type(**progress["cursor"])
+            self.seconds = progress.get("seconds", 0.0)  # not in runs of earlier versions
         if self.accelerator.is_main_process:
             self.files.go_on_from(self.step)
 

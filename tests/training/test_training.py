@@ -233,7 +233,7 @@ def test_a_step_has_enough_rows_and_tokens_and_numbers_its_rows_over_all_micro_b
 
 def test_learning_rate_warms_up_stays_and_falls_to_zero(config_file):
     config = load_config(config_file, ["optimizer.warmup_steps=10", "optimizer.decay_share=0.5"]).optimizer
-    factors = [learning_rate_factor(step, 100, config) for step in range(101)]
+    factors = [learning_rate_factor(step, step / 100, config) for step in range(101)]
     assert factors[0] == pytest.approx(0.1)
     assert factors[9:51] == pytest.approx([1.0] * 42)
     assert factors[75] == pytest.approx(0.5)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
-from itertools import islice
+from itertools import count, islice
 
 import pytest
 import torch
@@ -130,6 +131,30 @@ def test_layers_are_recomputed_only_if_asked_for(config_file, tmp_path, wanted):
     run = briefly(config_file, tmp_path, f"run.activation_checkpointing={str(wanted).lower()}", "run.steps=1")
     layers = [module for module in run.trainer.program.objective.modules() if isinstance(module, Block)]
     assert {layer.checkpointing for layer in layers} == {wanted}
+
+
+@shows("run.minutes")
+def test_a_run_of_minutes_ends_by_the_clock_its_rate_at_zero_and_counts_those_before_an_interruption(
+    config_file, tmp_path
+):
+    falling = "optimizer={learning_rate: 0.01, warmup_steps: 1, decay_share: 1.0}"
+    config = load_config(config_file, ["run={steps: 2, minutes: 1, log_every: 1}", falling, "data.dev=[]"])
+
+    def trainer() -> Trainer:
+        # Read at the start and after each step, and where a run has a limit before each step, too.
+        return Trainer(config, TextProgram, tmp_path, clock=count(step=3).__next__)
+
+    stopped = trainer()
+    out_of_time = iter([False] * 4)
+    stopped._out_of_time = lambda *_: next(out_of_time, True)
+    stopped.run()
+    assert (stopped.step, stopped.seconds) == (4, 12)
+    resumed = trainer()
+    resumed.run(max_minutes=1e9)
+    assert resumed.seconds >= 60
+    rates = [json.loads(line)["rate"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert rates[:4] == pytest.approx([0.01, 0.01 * 57 / 60, 0.01 * 54 / 60, 0.01 * 51 / 60])
+    assert rates[4:] == pytest.approx([0.01 * left / 60 for left in range(48, 0, -6)])
 
 
 def test_a_resumed_run_goes_on_with_the_rows_and_depths_after_its_checkpoint(
