@@ -1,4 +1,4 @@
-"""How fast one process plans and builds batches, beside the rate at which a device trains them.
+"""Rate at which one process plans and builds batches, beside that at which a device trains them.
 
     python -m lab.benchmarks.building --train data/shards/reference-train --rate 600000
 

@@ -193,4 +193,4 @@ def _facts_at(episode: TokenEpisode, place: tuple[int, int]) -> PlacedFacts:
     needs: dict[tuple[int, int], list[int]] = {}
     for start, length, fact in episode.facts[first:last].tolist():
         (needs.setdefault((start - place[0], length), []) if length else shown).append(fact)
-    return PlacedFacts(shown, tuple(needs.items()))
+    return PlacedFacts(tuple(shown), tuple(needs.items()))

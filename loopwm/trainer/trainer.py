@@ -56,7 +56,7 @@ class Trainer(Generic[Config]):
         start_from: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.clock = clock
+        self.clock, self._last = clock, clock()
         self.config = config
         self.folder = folder
         self.files = RunFolder(folder, "step", config.run.keep_checkpoints)
@@ -82,7 +82,7 @@ class Trainer(Generic[Config]):
         self.average = self._average()
         self.step = 0
         self.seconds = 0.0
-        """Time in `run`, also before an interruption."""
+        """Time of the run, also before an interruption."""
         self.loader_state = self.program.loader_state_type()
         if start_from is not None and not self.files.checkpoints():
             self._load(start_from)
@@ -111,7 +111,7 @@ class Trainer(Generic[Config]):
 
     def run(self, max_minutes: float | None = None) -> None:
         """Train up to config.run.steps, or until `max_minutes` have passed; then save and export."""
-        started = last = self.clock()
+        started = time.monotonic()
         main = self.accelerator.is_main_process
         if main:
             print(f"{self.program.size()}, {self.precision} on {self.accelerator.device.type}", flush=True)
@@ -123,8 +123,6 @@ class Trainer(Generic[Config]):
                     break
                 record = self._train_step(batches)
                 self.step, self.loader_state = self.step + 1, loader_state
-                now = self.clock()
-                self.seconds, last = self.seconds + now - last, now
                 record |= throughput.add(record["tokens"], record.pop("flops", None))
                 self._advance(bar)
                 bar.set_postfix_str(self._summary(record))
@@ -140,6 +138,8 @@ class Trainer(Generic[Config]):
         return tqdm(total=total, initial=self.step, disable=disable, unit="step", mininterval=5)
 
     def _advance(self, bar: tqdm[Any]) -> None:
+        now = self.clock()
+        self.seconds, self._last = self.seconds + now - self._last, now
         bar.update()
 
     def _done(self) -> float:
@@ -159,7 +159,7 @@ class Trainer(Generic[Config]):
                 self.program.export(self.folder / "model")
 
     def _out_of_time(self, started: float, max_minutes: float | None) -> bool:
-        spent = max_minutes is not None and self.clock() - started > 60 * max_minutes
+        spent = max_minutes is not None and time.monotonic() - started > 60 * max_minutes
         # Every process must stop at the same step.
         flag = torch.tensor(float(spent), device=self.accelerator.device)
         return bool(self.accelerator.reduce(flag, "sum").item() > 0)
@@ -295,8 +295,9 @@ class Trainer(Generic[Config]):
         self.accelerator.wait_for_everyone()  # each process writes its own random state
         if self.accelerator.is_main_process:
             loader_state = dataclasses.asdict(self.loader_state)
-            progress = {"step": self.step, "seconds": self.seconds, "cursor": loader_state}
-            progress["program"] = self.program.state_dict()
+            progress = {"step": self.step, "cursor": loader_state, "program": self.program.state_dict()}
+            if self.config.run.minutes:  # checkpoints of a run of steps are the same at any speed
+                progress["seconds"] = self.seconds
             write_atomic(folder / "progress.json", json.dumps(progress))
             self.files.finish_checkpoint(self.step)
         self.accelerator.wait_for_everyone()
@@ -320,7 +321,7 @@ class Trainer(Generic[Config]):
         if newest is not None:
             progress = self._load(newest)
             self.loader_state = self.program.loader_state_type(**progress["cursor"])
-            self.seconds = progress.get("seconds", 0.0)  # not in runs of earlier versions
+            self.seconds = progress.get("seconds", 0.0)
         if self.accelerator.is_main_process:
             self.files.go_on_from(self.step)
 

@@ -58,5 +58,5 @@ def test_token_episode_facts_are_those_of_the_text(episode: TokenEpisode) -> Non
     start = episode.spans["start"][episode.spans["kind"] == OBSERVATION][5]
     rows = [(start - 1, 1, 3), (start, 0, 4), (start + 1, 2, 5), (start + 3, 0, 6)]
     episode = TokenEpisode(episode.tokens, episode.spans, episode.steps, np.array(rows, dtype=FACT_DTYPE))
-    assert episode.facts_of(OBSERVATION, 5) == PlacedFacts([4], (((1, 2), [5]),))
-    assert episode.facts_of(OBSERVATION, 1) == episode.facts_of(LOOK, 1) == PlacedFacts([], ())
+    assert episode.facts_of(OBSERVATION, 5) == PlacedFacts((4,), (((1, 2), [5]),))
+    assert episode.facts_of(OBSERVATION, 1) == episode.facts_of(LOOK, 1) == PlacedFacts()

@@ -186,11 +186,11 @@ class EpochPlanner:
         queries = WeightedRoundRobin({True: share, False: 1 - share})
         horizons = WeightedRoundRobin(dict(enumerate(self.config.horizon_shares, start=1)))
         epoch = _Epoch(WeightedRoundRobin(self.config.regimes), horizons, queries, rng)
-        drawn = self._sample_episodes(rng)
-        for start in range(0, len(drawn), PART):
+        order = self._sample_episodes(rng)
+        for start in range(0, len(order), PART):
             rows = [
                 (int(index), plan)
-                for index in drawn[start : start + PART]
+                for index in order[start : start + PART]
                 for plan in self._subsample_windows(self.episodes[index], epoch)
             ]
             yield from (rows[i] for i in rng.permutation(len(rows)))
