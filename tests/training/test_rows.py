@@ -354,7 +354,7 @@ def test_an_epoch_planned_in_parts_has_the_same_targets_and_resumes_within_each(
     steps = Counter((id(row.episode), s) for row in first for s in range(row.plan.targets_from, row.plan.last + 1))
     assert set(steps.values()) == {1}
     assert len(steps) == sum(episode.last_step for episode in episodes)
-    for at in (3, 20, len(first) - 1, len(first), len(first) + 5):
+    for at in (20, 3, len(first) - 1, len(first), len(first) + 5):
         (again,) = make_sources(episodes, DATA, ObjectiveConfig(), BUILDER, True, 3)
-        row, place = again.take(places[at])
-        assert (row.plan, place) == (rows[at].plan, places[at + 1])
+        for row, place in (again.take(places[at]), source.take(places[at])):
+            assert (row.plan, place) == (rows[at].plan, places[at + 1])
