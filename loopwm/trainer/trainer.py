@@ -57,7 +57,7 @@ class Trainer(Generic[Config]):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.clock, self._last = clock, clock()
-        self.config = config
+        self.config, self.minutes = config, config.run.minutes
         self.folder = folder
         self.files = RunFolder(folder, "step", config.run.keep_checkpoints)
         device = use_device("auto")
@@ -134,21 +134,22 @@ class Trainer(Generic[Config]):
         self._export()
 
     def _bar(self, disable: bool) -> tqdm[Any]:
-        total = None if self.config.run.minutes else self.config.run.steps
-        return tqdm(total=total, initial=self.step, disable=disable, unit="step", mininterval=5)
+        total, initial, unit = self.config.run.steps, self.step, "step"
+        if self.minutes:
+            total, initial, unit = round(60 * self.minutes), round(self.seconds), "s"
+        return tqdm(total=total, initial=initial, disable=disable, unit=unit, mininterval=5)
 
     def _advance(self, bar: tqdm[Any]) -> None:
         now = self.clock()
         self.seconds, self._last = self.seconds + now - self._last, now
-        bar.update()
+        bar.update(round(self.seconds) - bar.n if self.minutes else 1)
 
     def _done(self) -> float:
         """Return the share of the run that is behind it, the same in every process."""
-        run = self.config.run
-        if not run.minutes:
-            return self.step / run.steps
+        if not self.minutes:
+            return self.step / self.config.run.steps
         seconds = torch.tensor(self.seconds, device=self.accelerator.device)
-        return min(1.0, self.accelerator.reduce(seconds, "max").item() / (60 * run.minutes))
+        return min(1.0, self.accelerator.reduce(seconds, "max").item() / (60 * self.minutes))
 
     def _finished(self) -> bool:
         return self._done() >= 1
@@ -296,7 +297,7 @@ class Trainer(Generic[Config]):
         if self.accelerator.is_main_process:
             loader_state = dataclasses.asdict(self.loader_state)
             progress = {"step": self.step, "cursor": loader_state, "program": self.program.state_dict()}
-            if self.config.run.minutes:  # checkpoints of a run of steps are the same at any speed
+            if self.minutes:  # checkpoints of a run of steps are the same at any speed
                 progress["seconds"] = self.seconds
             write_atomic(folder / "progress.json", json.dumps(progress))
             self.files.finish_checkpoint(self.step)

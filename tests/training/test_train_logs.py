@@ -102,9 +102,9 @@ def test_fine_tuning_resumes_time_and_step_after_kill(run, checkpoint, tmp_path)
     killed._export = lambda: None  # type: ignore[method-assign]
     killed.run()
     resumed = FineTuner(config, tmp_path, 10 / 60, ticking())
-    assert (resumed.step, resumed.progress.seconds) == (4, killed.progress.seconds)
+    assert (resumed.step, resumed.seconds) == (4, killed.seconds)
     resumed.run()
-    assert (resumed.step, resumed.progress.seconds) == (10, 10)
+    assert (resumed.step, resumed.seconds) == (10, 10)
     assert resumed._rate() == 0
     continued = FineTuner(config, tmp_path, 20 / 60, ticking())
     continued.run()

@@ -12,8 +12,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from loopwm.core import quick_products
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json, write_atomic
@@ -26,9 +24,6 @@ from loopwm.trainer.trainer import Trainer
 
 PARTS, PATIENCE = 10, 3
 """Dev measurements of a run, and how many in a row without a lower loss end it."""
-
-DECAY_SHARE = 0.7
-"""Share of the time, at its end, over which the learning rate falls to zero."""
 
 EXPECTED_ROOF = 0.2
 """Share of the rate of large matrix products that such runs reach on one or two cores, for the estimate."""
@@ -69,7 +64,7 @@ def fine_tune_config(data: Path, model: Path, seed: int) -> TrainingConfig:
                 "consistency_coef": 0.1 * monitor,
                 "bag_coef": 1.0,
             },
-            "optimizer": {"learning_rate": 8.0e-3, "warmup_steps": 10, "decay_share": 0.0},
+            "optimizer": {"learning_rate": 8.0e-3, "warmup_steps": 10, "decay_share": 0.7},
             "depth": {"backward_loops": 8},
             "run": {"steps": 1_000_000, "seed": seed, "mixed_precision": "auto", "log_every": 1, "eval_batches": 3},
         }
@@ -78,13 +73,12 @@ def fine_tune_config(data: Path, model: Path, seed: int) -> TrainingConfig:
 
 @dataclass
 class Progress:
-    """Progress of a run in time and on dev.
+    """Progress of a run on dev.
 
     first, best: dev measurements of the checkpoint as it came and of the exported model. worse: measurements since the
     best.
     """
 
-    seconds: float = 0.0
     first: dict[str, float] | None = None
     best: dict[str, float] | None = None
     worse: int = 0
@@ -113,10 +107,10 @@ class FineTuner(Trainer[TrainingConfig]):
     def __init__(
         self, config: TrainingConfig, folder: Path, minutes: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        super().__init__(config, TunedProgram, folder)
-        self.budget, self.clock = 60 * minutes, clock
+        super().__init__(config, TunedProgram, folder, clock=clock)
+        self.minutes = minutes  # not of the configuration: a finished run continues with more
         self.progress = self.program.progress
-        self._measured, self._last = int(PARTS * self._elapsed()), clock()  # a resumed run measures at its next part
+        self._measured = int(PARTS * self._done())  # a resumed run measures at its next part
 
     def run(self, max_minutes: float | None = None) -> None:
         print(self.estimate(), flush=True)
@@ -129,35 +123,16 @@ class FineTuner(Trainer[TrainingConfig]):
         model, data = self.program.model_config, self.config.data
         cost = training_flops(model, model.mu_rec, self.config.depth.backward_loops, data.trunk_tokens_max // 4)
         rate = EXPECTED_ROOF * product_rate(self.precision, self.accelerator.device) / cost
-        left = max(0.0, self.budget - self.progress.seconds)
+        left = max(0.0, 60 * self.minutes - self.seconds)
         targets = sum(source.planner.targets for source in self.program.train_stream.sources)
         passes = rate * left / (COMPUTED * targets)
         return f"estimate: {left / 60:.1f} minutes at {rate:,.0f} tokens/s, {passes:.0f} passes over the logs"
 
-    def _bar(self, disable: bool) -> tqdm[Any]:
-        return tqdm(
-            total=round(self.budget), initial=round(self.progress.seconds), disable=disable, unit="s", mininterval=5
-        )
-
-    def _advance(self, bar: tqdm[Any]) -> None:
-        now = self.clock()
-        self.progress.seconds += now - self._last
-        self._last = now
-        bar.update(round(min(self.budget, self.progress.seconds)) - bar.n)
-
-    def _elapsed(self) -> float:
-        return min(1.0, self.progress.seconds / self.budget)
-
     def _finished(self) -> bool:
-        return self._elapsed() >= 1 or self.progress.worse >= PATIENCE
-
-    def _rate(self) -> float:
-        optimizer = self.config.optimizer
-        warm = min(1.0, (self.step + 1) / optimizer.warmup_steps)  # in steps, the decay in time
-        return optimizer.learning_rate * warm * min(1.0, (1 - self._elapsed()) / DECAY_SHARE)
+        return super()._finished() or self.progress.worse >= PATIENCE
 
     def _after_step(self) -> None:
-        part = int(PARTS * self._elapsed())
+        part = int(PARTS * self._done())
         if part > self._measured:
             self._measured = part
             self._measure()
@@ -182,7 +157,7 @@ class FineTuner(Trainer[TrainingConfig]):
             self.progress.best, self.progress.worse = record, 0
             self.program.export(self.folder / MODEL)
             weights, data = self.config.model.weights, self.config.data.train[0]
-            state = {"step": self.step, "minutes": self.progress.seconds / 60, "loss": record["loss"]}
+            state = {"step": self.step, "minutes": self.seconds / 60, "loss": record["loss"]}
             card = CARD.format(weights=weights, data=data, exact=_exactness(record), **state)
             write_atomic(self.folder / MODEL / "README.md", card)
 
