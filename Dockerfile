@@ -3,7 +3,8 @@
 FROM python:3.12-slim
 
 # The processor's torch, without a gigabyte of CUDA. It changes less often than the project, so that it is a layer below.
-RUN pip install --no-cache-dir torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+RUN pip install --no-cache-dir torch==2.13.0 --index-url $TORCH_INDEX
 
 WORKDIR /opt/loopwm
 COPY pyproject.toml constraints.txt README.md LICENSE ./

@@ -37,10 +37,12 @@ CHROMIUM ?= $(shell command -v chromium || command -v google-chrome)
 CONFORMANCE_VENV := .venv-conformance
 HARNESS_VENV := .venv-harness
 DOCS_VENV := .venv-docs
+EXTRAS := data,train,eval,serve,mcp,envs,pixel,crafter,minatar,dask,dev
 
 .PHONY: data train-reference probe serve test test-times test-lab lint docs test-vllm test-games test-openenv test-browser conformance mutants figures test-extras
 
-serve: $(VENV)/.installed
+# The extra `serve` alone, unless the environment has all of it already.
+serve: $(if $(wildcard $(VENV)/.installed),$(VENV)/.installed,$(VENV)/.serve)
 	$(BIN)/python -m serve --model loopwm/pretrained --host $(HOST) --port $(PORT)
 
 # Test models are tiny: with several threads, synchronisation costs more than the work.
@@ -69,7 +71,7 @@ $(EXTRAS_VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(EXTRAS_VENV)/bin/python || $(PYTHON) -m venv $(EXTRAS_VENV)
 	grep -v '^pandas==' constraints.txt > $(EXTRAS_VENV)/constraints.txt
 	PATH=$(abspath $(EXTRAS_VENV)/bin):$$PATH $(EXTRAS_VENV)/bin/python -m pip install -c $(EXTRAS_VENV)/constraints.txt \
-	  -e '.[data,train,eval,serve,mcp,envs,pixel,crafter,minatar,atari,minigrid,rliable,textworld,alfworld,dask,dev]'
+	  -e '.[$(EXTRAS),atari,minigrid,rliable,textworld,alfworld]'
 	touch $@
 
 mutants: $(VENV)/.installed
@@ -80,11 +82,11 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.serve $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 	  { echo "error: $(PYTHON) is not Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.11" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -c constraints.txt -e '.[data,train,eval,serve,mcp,envs,pixel,crafter,minatar,dask,dev]'
+	$(BIN)/python -m pip install -c constraints.txt -e '.[$(if $(filter %.serve,$@),serve,$(EXTRAS))]'
 	touch $@
 
 docs: $(DOCS_VENV)/.installed

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from types import ModuleType
 
-from data_prep import collect, import_logs, prepare_logs, tokenize, windows
 from data_prep.environments.base import SimulatorError
 from loopwm.records.command import command_parser, exit_status
 
@@ -14,16 +12,16 @@ class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFo
     """Help with defaults of options."""
 
 
-COMMANDS: dict[str, tuple[ModuleType, str]] = {
-    "collect": (collect, "play a simulator and write episodes"),
-    "import": (import_logs, "import logs of your own environment as episodes"),
-    "prepare": (prepare_logs, "prepare logs for fine-tuning"),
-    "tokenize": (tokenize, "turn episodes into token shards"),
-    "windows": (windows, "cut evaluation windows out of episodes"),
+COMMANDS: dict[str, tuple[str, str]] = {
+    "collect": ("data_prep.collect", "play a simulator and write episodes"),
+    "import": ("data_prep.import_logs", "import logs of your own environment as episodes"),
+    "prepare": ("data_prep.prepare_logs", "prepare logs for fine-tuning"),
+    "tokenize": ("data_prep.tokenize", "turn episodes into token shards"),
+    "windows": ("data_prep.windows", "cut evaluation windows out of episodes"),
 }
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = command_parser("python -m data_prep", "Prepare data for LoopWM.", COMMANDS, Help)
+    parser = command_parser("python -m data_prep", "Prepare data for LoopWM.", COMMANDS, arguments, Help)
     args = parser.parse_args(arguments)
     return exit_status(lambda: args.run(args), SimulatorError)

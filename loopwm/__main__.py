@@ -60,10 +60,16 @@ COMMANDS = {
         "loopwm.train_logs", (), "fine-tune with your logs, or train from a configuration", "logs.jsonl --out runs/mine"
     ),
     "adopt": Command(
-        "loopwm.text.adopt",
+        "loopwm.text.adopt_command",
         (),
         "make a looped model of a pretrained decoder",
         "Qwen3-0.6B --out runs/adopted --prelude 4 --block 8 --coda 4",
+    ),
+    "export": Command(
+        "loopwm.text.export_command",
+        (),
+        "export a checkpoint of a run as a model",
+        "--checkpoint runs/mine/checkpoints/step-00000400 --out runs/mine-400",
     ),
     "eval": Command(
         "eval.__main__",
@@ -81,7 +87,8 @@ def overview() -> str:
     lines = ["usage: loopwm [--version] COMMAND ...", "", (__doc__ or "").strip(), "", "commands:"]
     for name, command in COMMANDS.items():
         lines += [f"  {name:{WIDTH}}  {command.purpose}", f"  {'':{WIDTH}}  example: loopwm {name} {command.example}"]
-    return "\n".join([*lines, "", "options of a command: loopwm COMMAND --help"])
+    completion = f"complete -o default -W '{' '.join(COMMANDS)}' loopwm"
+    return "\n".join([*lines, "", "options of a command: loopwm COMMAND --help", f"completion in bash: {completion}"])
 
 
 def main(arguments: list[str] | None = None) -> int:

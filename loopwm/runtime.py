@@ -142,10 +142,6 @@ def faster_precision() -> Precision:
     return "bf16" if _seconds(autocast=True) < _seconds(autocast=False) else "no"
 
 
-DEVICES = ("auto", "cpu", "cuda")
-"""Values of `--device`; `auto` takes a GPU if torch finds one."""
-
-
 def use_device(name: str, key: str = "--device") -> torch.device:
     """Return the device to compute on, and allow TF32 for float32 products on a GPU.
 

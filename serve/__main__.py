@@ -6,7 +6,7 @@ import sys
 
 from loopwm.records.command import run_main
 
-CLIENTS = {"play": ("serve.play", "serve"), "mcp": ("serve.mcp", "mcp")}
+CLIENTS = {"play": ("serve.play", "serve"), "mcp": ("serve.mcp_command", "mcp")}
 """Modules and extras of the commands that are clients of a service."""
 
 

@@ -1,11 +1,10 @@
-"""`loopwm mcp`: imagined worlds as tools of the Model Context Protocol, for agents that call tools.
+"""Tools of the Model Context Protocol: imagined worlds for agents that call tools.
 
 The id of a world is its only handle: no call depends on an earlier one of the same connection.
 """
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import uuid
 from collections.abc import Sequence
@@ -16,10 +15,8 @@ from typing import Any
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
-from loopwm.records.command import doc_parser, exit_status
 from loopwm.records.refusals import is_refused
 from loopwm.worlds.http import Client, WorldError
-from serve.local_service import add_arguments, connected
 
 Json = dict[str, Any]
 
@@ -175,26 +172,3 @@ def build_server(client: Client) -> MCPServer:
     ):
         server.add_tool(tool)
     return server
-
-
-def build_parser() -> argparse.ArgumentParser:
-    parser = doc_parser("loopwm mcp", __doc__, "example: loopwm mcp --url http://127.0.0.1:8000")
-    add_arguments(parser)
-    parser.add_argument(
-        "--http", metavar="PORT", type=int, help="serve streamable HTTP on this port of loopback, at /mcp, not stdio"
-    )
-    return parser
-
-
-def main(arguments: list[str] | None = None) -> int:
-    args = build_parser().parse_args(arguments)
-    return exit_status(lambda: _serve(args), WorldError)
-
-
-def _serve(args: argparse.Namespace) -> None:
-    with connected(args) as client:
-        server = build_server(client)
-        if args.http is None:
-            server.run("stdio")
-        else:
-            server.run("streamable-http", host="127.0.0.1", port=args.http)

@@ -15,9 +15,9 @@ from loopwm.records.errors import InputError
 from loopwm.records.files import read_json
 from loopwm.worlds.http import Client, WorldError
 from serve.local_service import add_arguments, connected
-from serve.playground import EXAMPLES
 
 Json = dict[str, Any]
+EXAMPLES = Path(__file__).parent / "playground" / "examples.json"
 
 EXAMPLE = """examples:
   python -m serve play --model loopwm/pretrained

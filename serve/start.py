@@ -3,39 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import logging
-import os
-import signal
-import socket
-import sys
-from contextlib import closing
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import configargparse
-import torch
-from transformers.utils import logging as transformers_logging
 
-from loopwm.core import ExitRule, name_of, parse_rule
-from loopwm.records.command import Parser, exit_status, positive
-from loopwm.records.errors import InputError
+from loopwm.records.command import DEVICES, Parser, exit_status, positive
 from loopwm.records.files import PACKAGED
-from loopwm.records.template import END
-from loopwm.runtime import DEVICES, keep_for_reuse, settle, use_device
-from loopwm.text.memory import Memory
-from loopwm.text.model.checkpoint import load_checkpoint
-from loopwm.text.world import WorldModel
-from serve.engine.engine import Engine, Limits
-from serve.generation.prompts import PromptReader
-from serve.generation.rate_limits import RateLimiter
-from serve.generation.service import ModelCard, Service
-from serve.http.app import create_app
-from serve.http.auth import KeyRing, read_keys
-from serve.http.server import Server
-from serve.worlds.sessions import Sessions
-from serve.worlds.sqlite import WorldFile
-from serve.worlds.store import WorldLimits, WorldStore
+from serve.limits import Limits, WorldLimits
 
 SHIPPED = "loopwm-small"
 """Name of the checkpoint that ships with the package."""
@@ -54,9 +29,6 @@ PROXIES_HELP = "addresses or networks of proxies whose X-Forwarded-For names the
 DEPTH_HELP = "loops of every forward, or an exit rule such as gate:tau=0.5,limit=4; default: the checkpoint's loops"
 
 MEMORY_HELP = "train episodes, as of `loopwm import`, to recall outcomes of worlds' actions from"
-
-SWITCH_INTERVAL = 0.0005
-"""Interpreter switch interval in seconds, a tenth of Python's default."""
 
 
 class OptionsParser(configargparse.ArgumentParser, Parser):
@@ -85,7 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=DEVICES, default="auto", help="auto: a GPU if there is one")
     parser.add_argument("--max-queue", type=positive, default=limits.max_queue, help="most requests that wait")
     parser.add_argument("--max-batch", type=positive, default=limits.max_batch, help="most requests in a batch")
-    parser.add_argument("--depth", type=_depth, metavar="LOOPS|RULE", help=DEPTH_HELP)
+    parser.add_argument("--depth", metavar="LOOPS|RULE", help=DEPTH_HELP)
     parser.add_argument("--api-keys", type=Path, metavar="FILE", help=KEYS_HELP)
     parser.add_argument("--grace", type=float, default=10.0, help="seconds for running requests to finish on shutdown")
     parser.add_argument("--drain-seconds", type=float, default=0.0, help=DRAIN_HELP)
@@ -100,13 +72,6 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _depth(text: str) -> ExitRule:
-    try:
-        return parse_rule(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
 def _port(text: str) -> int:
     if not text.isdigit() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"must be a port, 0 to 65535, got {text!r}")
@@ -115,115 +80,6 @@ def _port(text: str) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     args = build_parser().parse_args(arguments)
+    from serve.run import run  # it brings torch, which takes seconds that help and wrong options do not need
 
-    def work() -> None:
-        keys = None if args.api_keys is None else read_keys(args.api_keys)
-        with listen(args.host, args.port) as listener:
-            serve(args, listener, keys)
-
-    return exit_status(work)
-
-
-def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | None) -> None:
-    """Load the checkpoint and serve on the socket until SIGINT or SIGTERM. Raises InputError."""
-    keep_for_reuse()
-    threads = torch.get_num_threads() if "OMP_NUM_THREADS" in os.environ else _processors()
-    # Only the engine's thread may use several threads: a second OpenMP pool, even idle, makes the threads sleep
-    # between operations, and a forward takes twice as long.
-    torch.set_num_threads(1)
-    # The engine releases the interpreter lock at each operation and may wait this long to reacquire it.
-    sys.setswitchinterval(SWITCH_INTERVAL)
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    model, tokenizer = load_checkpoint(args.model, device=use_device(args.device))
-    config = model.config
-    try:
-        config.require_causal("the service")
-    except ValueError as error:
-        raise InputError(f"--model: {error}") from error
-    try:
-        depth = model.model.core.check(config.default_depth if args.depth is None else args.depth)
-    except ValueError as error:
-        raise InputError(f"--{error}") from error
-    if depth.depends_on_batch:
-        raise InputError(f"--depth: must not depend on other requests of the batch, got {name_of(depth)}")
-    weights = sorted(args.model.glob("*.safetensors"))
-    folder = args.model.resolve().name
-    name = args.name or (SHIPPED if folder == "pretrained" else folder)
-    card = ModelCard(name, int(weights[0].stat().st_mtime), config.max_position_embeddings, depth)
-    limits = Limits(args.max_batch, args.max_queue, cache_bytes=args.cache_bytes)
-    memory = Memory.load(args.memory) if args.memory else None
-    rate_limiter = RateLimiter(None if keys is None else keys.quotas)
-    file = None if args.worlds_file is None else WorldFile(args.worlds_file)
-    world_limits = WorldLimits(args.world_ttl, args.max_worlds)
-    with (
-        Engine(model, tokenizer.get_vocab()[END], limits, threads) as engine,
-        closing(WorldStore(world_limits, file=file, rate_limiter=rate_limiter)) as worlds,
-    ):
-        world_model = WorldModel(model, tokenizer)
-        service = Service(
-            card,
-            engine,
-            tokenizer,
-            PromptReader(
-                tokenizer, config.slots, context_tokens=config.context_tokens, is_foreign=world_model.is_foreign
-            ),
-            rate_limiter,
-        )
-        sessions = Sessions(service, world_model, worlds, memory)
-        hosts = (*args.allowed_hosts, socket.gethostname())
-        app = create_app(sessions, keys, hosts, log_json=args.access_log == "json")
-        _log_accesses(args.access_log != "off")
-        host, port = listener.getsockname()[:2]
-        if keys is None and not ip_address(host).is_loopback:
-            print(f"warning: any client that reaches {host} can use this service; set --api-keys", file=sys.stderr)
-        size = f"{model.num_parameters() / 1e6:.1f}M parameters, {model.device.type}"
-        print(f"{name} ({size}) on http://{host}:{port}/v1", flush=True)
-        for signal_number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(signal_number, lambda *_: None)  # the server raises them again after its shutdown
-        if keys is not None:
-            signal.signal(signal.SIGHUP, lambda *_: _reload_keys(args.api_keys, keys, rate_limiter))
-        settle()
-        Server(app, service, args.grace, args.drain_seconds, args.trusted_proxies).run([listener])
-
-
-def _reload_keys(path: Path, keys: KeyRing, rate_limiter: RateLimiter) -> None:
-    """Reload the key file; an invalid one changes nothing."""
-    try:
-        ring = read_keys(path)
-    except InputError as error:
-        print(f"error: {error}; keeping the previous keys", file=sys.stderr, flush=True)
-        return
-    keys.replace(ring)
-    rate_limiter.replace(ring.quotas)
-    print(f"{path}: reloaded {len(ring)} keys", file=sys.stderr, flush=True)
-
-
-def _log_accesses(on: bool) -> None:
-    """Log accesses to standard error, so that standard output has only the start-up line."""
-    log = logging.getLogger("serve.access")
-    log.propagate = False
-    if on:
-        log.setLevel(logging.INFO)
-        log.addHandler(logging.StreamHandler())
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Listen on a socket with TCP_NODELAY.
-
-    asyncio sets it only on sockets it creates itself; without it the body of a response waits 40 ms for the
-    acknowledgement of its headers (Nagle's algorithm).
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host, port), family=family, backlog=256)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return listener
-    except OSError as error:
-        reason = (error.strerror or str(error)).partition(" (")[0]
-        raise InputError(f"cannot listen on {host} port {port}: {reason}; choose another --port, or 0") from error
-
-
-def _processors() -> int:
-    """Return the number of CPUs available to this process."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return exit_status(lambda: run(args))

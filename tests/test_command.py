@@ -33,6 +33,24 @@ def test_example_of_command_uses_options_that_it_has(name, capsys):
     assert all(word in text for word in words if word.startswith("--"))
 
 
+def test_completion_that_help_shows_completes_commands(capsys):
+    main(["--help"])
+    line = capsys.readouterr().out.splitlines()[-1].removeprefix("completion in bash: ")
+    script = f'{line}; complete -p loopwm; compgen -W "$(complete -p loopwm | cut -d\\\' -f2)" e'
+    shown = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout
+    assert shown.splitlines()[1:] == ["export", "eval"]
+
+
+@pytest.mark.parametrize("name", ["serve", "play", "mcp", "train", "adopt", "export", "eval", "import"])
+def test_help_of_a_command_imports_no_torch(name):
+    code = (
+        "import sys\nfrom loopwm.__main__ import main\ntry:\n    main([sys.argv[1], '--help'])\nfinally:\n"
+        "    assert not {'torch', 'transformers', 'fastapi', 'scienceworld', 'mcp'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, name], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_unknown_command_names_the_nearest(capsys):
     assert main(["sevre"]) == 2
     assert capsys.readouterr().err == "error: COMMAND: 'sevre' is unknown, did you mean serve?\n"

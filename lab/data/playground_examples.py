@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from serve.playground import EXAMPLES
+from serve.play import EXAMPLES
 
 Json = dict[str, Any]
 

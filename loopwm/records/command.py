@@ -8,10 +8,12 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from types import ModuleType
 from typing import NoReturn
 
 from loopwm.records.errors import InputError
+
+DEVICES = ("auto", "cpu", "cuda")
+"""Values of `--device`; `auto` takes a GPU if torch finds one."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -38,16 +40,23 @@ class Parser(argparse.ArgumentParser):
 def command_parser(
     prog: str,
     purpose: str,
-    modules: Mapping[str, tuple[ModuleType, str]],
+    modules: Mapping[str, tuple[str, str]],
+    arguments: Sequence[str] | None = None,
     formatter: type[argparse.HelpFormatter] = argparse.RawDescriptionHelpFormatter,
 ) -> Parser:
-    """Build a parser of subcommands from their modules and purposes.
+    """Build a parser of subcommands from the names of their modules and their purposes.
 
-    A module has `EXAMPLE`, `add_arguments(parser)` and `run(args)`; its docstring is the command's help.
+    A module has `EXAMPLE`, `add_arguments(parser)` and `run(args)`; its docstring is the command's help. Only that of
+    the command in `arguments` (default: of the process) is imported: together they take seconds.
     """
     parser = Parser(prog=prog, description=purpose)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (module, what_for) in modules.items():
+    chosen = (sys.argv[1:] if arguments is None else arguments)[:1]
+    for name, (path, what_for) in modules.items():
+        if [name] != list(chosen):
+            commands.add_parser(name, help=what_for)
+            continue
+        module = import_module(path)
         command = commands.add_parser(
             name,
             help=what_for,
@@ -85,10 +94,9 @@ def missing_package(error: ModuleNotFoundError, extra: str) -> int:
 def run_main(module: str, extra: str, arguments: Sequence[str] | None = None) -> int:
     """Run `main` of a module; return 2 after one line if a package of the extra that it imports is missing."""
     try:
-        main = import_module(module).main
+        return import_module(module).main(arguments)
     except ModuleNotFoundError as error:
         return missing_package(error, extra)
-    return main(arguments)
 
 
 def exit_status(work: Callable[[], object], *more: type[Exception]) -> int:

@@ -1,7 +1,5 @@
 """Convert a pretrained decoder (Qwen3, Llama) to a looped world model, to be trained on worlds.
 
-    loopwm adopt Qwen3-0.6B --out runs/adopted --prelude 4 --block 8 --coda 4
-
 Its first layers become the prelude, layers from its middle the looped block, its last layers the coda. A pass of one
 loop computes the decoder of these layers alone: neither token embeddings nor e are normalised, dt is 1 and B and C are
 the identity, so that the first loop runs on the prelude's output. Its tokenizer receives the marks of the template.
@@ -12,7 +10,6 @@ Source: McLeish et al. 2025 (retrofitted recurrence), with the injection of Parc
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +17,8 @@ import torch
 from tokenizers import AddedToken, Tokenizer, processors
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
-from transformers.utils import logging
 
 from loopwm.core.injection import INITIAL_RETENTION
-from loopwm.records.command import exit_status, script_parser
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json
 from loopwm.records.template import CONTEXT_LIMIT, END, PAD, SPECIAL_TOKENS
@@ -182,20 +177,3 @@ def with_marks(table_VD: Tensor, count: int, words: dict[int, list[int]]) -> Ten
     for mark, ids in words.items():
         rows[mark] = table_VD[ids].float().mean(0)
     return rows
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = script_parser("loopwm.text.adopt", __doc__)
-    parser.add_argument("decoder", type=Path, metavar="FOLDER", help="config.json, tokenizer.json and safetensors")
-    parser.add_argument("--out", type=Path, required=True, metavar="CHECKPOINT", help="folder to write")
-    for part, where in (("prelude", "first"), ("block", "middle"), ("coda", "last")):
-        help_text = f"number of its {where} layers to take"
-        parser.add_argument(f"--{part}", dest=f"{part}_layers", type=int, required=True, metavar="N", help=help_text)
-    args = parser.parse_args(argv)
-    logging.set_verbosity_error()  # of transformers: bad input is one line
-    logging.disable_progress_bar()
-    return exit_status(lambda: adopt(args.decoder, args.out, args.prelude_layers, args.block_layers, args.coda_layers))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

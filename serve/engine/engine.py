@@ -10,7 +10,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from serve.engine.forward import ForwardGenerator, ModelRunner, extend, prefill,
 from serve.engine.prefix_cache import PrefixCache
 from serve.engine.requests import Request, RequestContext, WorkItem
 from serve.engine.scheduler import RetryEstimator, Scheduler
+from serve.limits import Limits
 
 log = logging.getLogger(__name__)
 
@@ -53,24 +53,6 @@ class EngineStoppedError(RuntimeError):
 
 class DeadlineError(TimeoutError):
     """The request's deadline has passed."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits of the engine.
-
-    max_batch: requests that decode at a time; up to twice as many where keys below their share of rows join.
-    max_queue: requests that may wait in addition; a key below its share of all places is admitted beyond them.
-    prefill_tokens_with_decodes: prefill tokens between two decode steps; scaled by waiting / decoding if more wait.
-    max_num_batched_tokens: most prefill tokens of a step, and of one without decodes.
-    cache_bytes: budget of all KV caches, running and cached; running requests may exceed it by what they decode.
-    """
-
-    max_batch: int = 64
-    max_queue: int = 128
-    prefill_tokens_with_decodes: int = 64
-    max_num_batched_tokens: int = 512
-    cache_bytes: int = 2 << 30
 
 
 class Engine:

@@ -1,4 +1,4 @@
-"""Web pages: the playground at `/` and the API description at `/docs`; examples, also for `python -m serve play`.
+"""Web pages: the playground at `/` and the API description at `/docs`; examples.
 
 The pages use only the public API. Their policy allows files of this folder and calls of this service, nothing else.
 """
@@ -11,14 +11,13 @@ from fastapi import APIRouter
 from fastapi.responses import FileResponse
 
 FOLDER = Path(__file__).parent
-EXAMPLES = FOLDER / "examples.json"
 FILES = {
     "/": ("index.html", "text/html"),
     "/docs": ("docs.html", "text/html"),
     "/playground/docs.js": ("docs.js", "text/javascript"),
     "/playground/page.css": ("page.css", "text/css"),
     "/playground/page.js": ("page.js", "text/javascript"),
-    "/playground/examples.json": (EXAMPLES.name, "application/json"),
+    "/playground/examples.json": ("examples.json", "application/json"),
 }
 """File and media type by path. These paths need no API key."""
 POLICY = (

@@ -16,6 +16,7 @@ from loopwm.core import ExitRule, make_rule, name_of
 from loopwm.records.template import Context, Transition
 from loopwm.worlds.protocol import longer
 from serve.generation.rate_limits import RateLimiter
+from serve.limits import WorldLimits
 from serve.worlds.sqlite import Change, WorldFile
 
 Json = dict[str, Any]
@@ -96,18 +97,6 @@ class TooManyWorldsError(RuntimeError):
 
 class TooMuchTextError(RuntimeError):
     """The key's quota of world text is exhausted."""
-
-
-@dataclass(frozen=True)
-class WorldLimits:
-    """Limits of the store.
-
-    ttl: seconds without use after which a world expires.
-    max_worlds: worlds per key without a quota of its own.
-    """
-
-    ttl: float = 3600.0
-    max_worlds: int = 4096
 
 
 class Answer(NamedTuple):

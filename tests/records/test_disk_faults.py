@@ -21,8 +21,9 @@ from loopwm.core import Fixed
 from loopwm.records.command import exit_status
 from loopwm.records.episodes import write_episodes
 from loopwm.records.template import Context
+from serve.limits import WorldLimits
 from serve.worlds.sqlite import StorageError, WorldFile
-from serve.worlds.store import WorldLimits, WorldLog, WorldStore
+from serve.worlds.store import WorldLog, WorldStore
 from tests.fixtures.faults import Fault, FaultyProcess, Outcome
 from tests.fixtures.shards import TOY_CONFIG, toy_episode, write_toy_shards
 from tests.fixtures.windows import MakeWindow

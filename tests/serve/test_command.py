@@ -21,7 +21,8 @@ from loopwm.core import RULES, Fixed, parse_rule
 from loopwm.records.command import missing_package
 from loopwm.text.model.configuration import PRESETS, LoopWMConfig
 from loopwm.text.model.modeling import LoopWMForCausalLM
-from serve.start import build_parser, listen, main
+from serve.run import listen
+from serve.start import build_parser, main
 from tests.fixtures.windows import episode
 
 ROOT = Path(__file__).parents[2]

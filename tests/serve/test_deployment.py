@@ -124,7 +124,7 @@ def test_the_packaged_checkpoint_and_the_starts_are_part_of_the_package():
 
 def test_command_serve_runs_the_module(monkeypatch):
     calls: list[list[str]] = []
-    for module in ("serve.start", "serve.play", "serve.mcp"):
+    for module in ("serve.start", "serve.play", "serve.mcp_command"):
         monkeypatch.setattr(f"{module}.main", lambda arguments, module=module: calls.append([module, *arguments]) or 3)
     assert command.main(["serve", "--port", "0"]) == 3
     assert command.main(["play", "--example", "find/0006"]) == 3
@@ -132,7 +132,7 @@ def test_command_serve_runs_the_module(monkeypatch):
     assert calls == [
         ["serve.start", "--port", "0"],
         ["serve.play", "--example", "find/0006"],
-        ["serve.mcp", "--http", "1"],
+        ["serve.mcp_command", "--http", "1"],
     ]
     module, _, function = PROJECT["project"]["scripts"]["loopwm"].partition(":")
     assert (module, function) == (command.__name__, command.run.__name__)

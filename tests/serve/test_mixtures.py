@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 
 from serve.engine import engine as engine_module
 from serve.engine.batch import RunningBatch
-from serve.engine.engine import Engine, Limits
+from serve.engine.engine import Engine
 from serve.engine.forward import ForwardBatch, run_batch
 from serve.engine.requests import WorkItem
+from serve.limits import Limits
 from serve.worlds.sessions import MAX_ACTIONS
 from tests.fixtures import service
 from tests.fixtures.models import random_model

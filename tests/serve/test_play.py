@@ -16,8 +16,7 @@ from loopwm.text.world import WorldModel
 from loopwm.worlds.http import Client, WorldError
 from serve.__main__ import main
 from serve.local_service import connected
-from serve.play import Game
-from serve.playground import EXAMPLES
+from serve.play import EXAMPLES, Game
 
 START = {
     "goal": "Your task is to boil water.",

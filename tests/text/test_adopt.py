@@ -15,10 +15,11 @@ from data_prep.__main__ import main as prepare
 from loopwm.core import Fixed, KVCache
 from loopwm.records.episodes import write_episodes
 from loopwm.records.template import SPECIAL_TOKENS, Context, Transition, clean, render_prompt
-from loopwm.text.adopt import adopt, chosen_layers, main
+from loopwm.text.adopt import adopt, chosen_layers
+from loopwm.text.adopt_command import main
+from loopwm.text.export_command import main as export
 from loopwm.text.model.checkpoint import load_checkpoint
 from loopwm.text.model.tokenizer import load_tokenizer
-from loopwm.text.training.export import main as export
 from loopwm.text.world import WorldModel
 from loopwm.training.__main__ import main as train
 from tests.fixtures.decoders import LLAMA3, TEXTS, YARN, save_decoder

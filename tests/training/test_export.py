@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from loopwm.text.export_command import main
 from loopwm.text.model.modeling import LoopWMForCausalLM
 from loopwm.text.training.config import load_config
-from loopwm.text.training.export import main
 from loopwm.text.training.program import TextProgram
 from loopwm.trainer.trainer import Trainer
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from loopwm.records.training_episodes import FILE, TrainingEpisodes, episode_hash
+from loopwm.text.export_command import main as export
 from loopwm.text.training.config import load_config
-from loopwm.text.training.export import main as export
 from loopwm.text.training.program import TextProgram
 from loopwm.trainer.trainer import Trainer
 from loopwm.training.__main__ import main

@@ -1,18 +1,13 @@
-"""Export a checkpoint of a text run as a model to serve and evaluate, while the run continues.
-
-python -m loopwm.text.training.export --checkpoint runs/mine/checkpoints/step-00000400 --out runs/mine-400
-"""
+"""Export a checkpoint of a text run as a model."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_model
 
-from loopwm.records.command import exit_status, script_parser
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json
 from loopwm.records.training_episodes import TrainingEpisodes
@@ -50,15 +45,3 @@ def export_checkpoint(checkpoint: Path, out: Path) -> None:
     model.config.tokens_per_byte = state.get("tokens_per_byte")
     out.parent.mkdir(parents=True, exist_ok=True)
     export_model(objective.model, tokenizer, out, TrainingEpisodes.from_state(state.get("training_episodes")))
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = script_parser("loopwm.text.training.export", __doc__)
-    parser.add_argument("--checkpoint", type=Path, required=True, help="a folder in a run's checkpoints/")
-    parser.add_argument("--out", type=Path, required=True, help="the model's folder")
-    arguments = parser.parse_args(argv)
-    return exit_status(lambda: export_checkpoint(arguments.checkpoint, arguments.out))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

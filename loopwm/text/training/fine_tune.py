@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +70,8 @@ def fine_tune_config(data: Path, model: Path, seed: int) -> TrainingConfig:
     )
 
 
-@dataclass
-class Progress:
-    """Progress of a run on dev.
+class TunedProgram(TextProgram):
+    """A text run whose checkpoints contain its progress on dev.
 
     first, best: dev measurements of the checkpoint as it came and of the exported model. worse: measurements since the
     best.
@@ -83,20 +81,12 @@ class Progress:
     best: dict[str, float] | None = None
     worse: int = 0
 
-
-class TunedProgram(TextProgram):
-    """A text run whose checkpoints contain its progress."""
-
-    def __init__(self, config: TrainingConfig) -> None:
-        super().__init__(config)
-        self.progress = Progress()
-
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"progress": asdict(self.progress)}
+        return super().state_dict() | {"first": self.first, "best": self.best, "worse": self.worse}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self.progress = Progress(**state["progress"])
+        self.first, self.best, self.worse = state["first"], state["best"], state["worse"]
 
 
 class FineTuner(Trainer[TrainingConfig]):
@@ -109,12 +99,11 @@ class FineTuner(Trainer[TrainingConfig]):
     ) -> None:
         super().__init__(config, TunedProgram, folder, clock=clock)
         self.minutes = minutes  # not of the configuration: a finished run continues with more
-        self.progress = self.program.progress
         self._measured = int(PARTS * self._done())  # a resumed run measures at its next part
 
     def run(self, max_minutes: float | None = None) -> None:
         print(self.estimate(), flush=True)
-        if self.progress.first is None:
+        if self.program.first is None:
             self._measure()
         super().run(max_minutes)
 
@@ -129,7 +118,7 @@ class FineTuner(Trainer[TrainingConfig]):
         return f"estimate: {left / 60:.1f} minutes at {rate:,.0f} tokens/s, {passes:.0f} passes over the logs"
 
     def _finished(self) -> bool:
-        return super()._finished() or self.progress.worse >= PATIENCE
+        return super()._finished() or self.program.worse >= PATIENCE
 
     def _after_step(self) -> None:
         part = int(PARTS * self._done())
@@ -139,9 +128,9 @@ class FineTuner(Trainer[TrainingConfig]):
             self._save()
 
     def _export(self) -> None:
-        if self._measured < PARTS and self.progress.worse < PATIENCE:
+        if self._measured < PARTS and self.program.worse < PATIENCE:
             self._measure()
-        first, best = self.progress.first or {}, self.progress.best or {}
+        first, best = self.program.first or {}, self.program.best or {}
         print(f"dev loss {first['loss']:.2f} -> {best['loss']:.2f}; {_exactness(first)} -> {_exactness(best)}")
         episodes = Path(self.config.data.train[0]).parent / "train.jsonl.xz"
         print(f"next: loopwm serve --model {self.folder / MODEL} --memory {episodes}")
@@ -150,11 +139,11 @@ class FineTuner(Trainer[TrainingConfig]):
         """Measure dev; export the model if its loss is the lowest so far."""
         record = self.evaluate()
         self._log("dev", record)
-        self.progress.first = self.progress.first or record  # kept by a resumed run
-        best = self.progress.best
-        self.progress.worse += 1  # set back below if this is the best
+        self.program.first = self.program.first or record  # kept by a resumed run
+        best = self.program.best
+        self.program.worse += 1  # set back below if this is the best
         if best is None or record["loss"] < best["loss"]:
-            self.progress.best, self.progress.worse = record, 0
+            self.program.best, self.program.worse = record, 0
             self.program.export(self.folder / MODEL)
             weights, data = self.config.model.weights, self.config.data.train[0]
             state = {"step": self.step, "minutes": self.seconds / 60, "loss": record["loss"]}

@@ -12,11 +12,12 @@ import torch
 from loopwm.core import Fixed, KVCache, allocated_bytes
 from loopwm.text.drafts import as_text
 from serve.engine.batch import RunningBatch
-from serve.engine.engine import Engine, Limits
+from serve.engine.engine import Engine
 from serve.engine.forward import ModelRunner, prefill, score
 from serve.engine.prefix_cache import BLOCK, PrefixCache
 from serve.engine.requests import Finish, Request, WorkItem
 from serve.engine.sampling import SamplingParams
+from serve.limits import Limits
 from tests.fixtures.engine import DEPTH, NEVER, Collector, Model, alone, counted, fail, random_prompt, run
 from tests.fixtures.service import wait_until
 

@@ -15,10 +15,11 @@ import pytest
 import torch
 
 from loopwm.core import KVCache
-from serve.engine.engine import DeadlineError, Engine, EngineStoppedError, Limits, QueueFullError
+from serve.engine.engine import DeadlineError, Engine, EngineStoppedError, QueueFullError
 from serve.engine.forward import ModelRunner, score
 from serve.engine.requests import Request, RequestContext, WorkItem
 from serve.engine.sampling import SamplingParams
+from serve.limits import Limits
 from tests.fixtures.engine import DEPTH, NEVER, Collector, Starter, alone, counted, fail, random_prompt
 from tests.fixtures.service import wait_until
 

@@ -14,12 +14,12 @@ import httpx
 import pytest
 
 from loopwm.text.model.modeling import LoopWMModel
-from serve.engine.engine import Engine, Limits
+from serve.engine.engine import Engine
 from serve.generation.rate_limits import KeyQuota
 from serve.http import server
 from serve.http.auth import KeyRing
+from serve.limits import Limits, WorldLimits
 from serve.worlds.sessions import MAX_ACTIONS
-from serve.worlds.store import WorldLimits
 from tests.fixtures.models import random_model
 from tests.fixtures.service import wait_until
 from tests.serve.http.test_http import check_error, completion, events, post_without_reading

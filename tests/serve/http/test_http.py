@@ -10,9 +10,9 @@ from typing import Any
 import openai
 import pytest
 
-from serve.engine.engine import Limits
 from serve.http.middleware import BODY_LIMIT
 from serve.http.replies import FOREIGN
+from serve.limits import Limits
 from tests.fixtures.service import wait_until
 
 

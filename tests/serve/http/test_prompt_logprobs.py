@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from serve.engine.engine import Limits
+from serve.limits import Limits
 from tests.fixtures.service import assert_alike
 
 PROMPT = "<|goal|>boil water<|obs|>A “cup” stands here — 10 °C.<|end|><|act|>wait<|state|><|obs|>"

@@ -16,8 +16,8 @@ import pytest
 from loopwm.core import Fixed, Gate, allocated_bytes
 from loopwm.records.errors import InputError
 from loopwm.records.template import Context, Transition
-from serve.engine.engine import Limits
 from serve.generation.rate_limits import KeyQuota, RateLimiter
+from serve.limits import Limits
 from serve.worlds.sqlite import Change, StorageError, WorldFile
 from serve.worlds.store import (
     Answer,
