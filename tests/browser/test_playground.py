@@ -1,10 +1,12 @@
 """The playground in a headless Chromium, against the real server with the shipped checkpoint.
 
-SERVER_PYTHON runs the server, CHROMIUM is the browser; screenshots go to SCREENSHOTS if that names a folder.
+SERVER_PYTHON runs the server, CHROMIUM is the browser; screenshots go to SCREENSHOTS if that names a folder, and the
+recording of the docs to GIF if that names a file.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -195,13 +197,16 @@ def test_a_service_with_keys_asks_for_one(page):
 
 
 def test_markup_stays_text_wherever_it_comes_from(page):
+    texts = [INJECTED, f"{INJECTED} again"]
+
     def answer(route: Any) -> None:
+        text = texts.pop(0)
         short = json.dumps({**route.request.post_data_json, "max_tokens": 1})
         parts = route.fetch(post_data=short).text().split("\n\n")[:-2]
         first, *_, reply = [json.loads(part.removeprefix("data: ")) for part in parts]
-        tokens = [{"token": INJECTED, "logprob": -0.1, "loops": 2}]
-        reply["steps"][0] |= {"observation": INJECTED, "tokens": tokens, "reward": 2.5, "continuation": 0.75}
-        told = [first, {**first, "delta": {"observation": INJECTED, "tokens": tokens}}, reply]
+        tokens = [{"token": text, "logprob": -0.1, "loops": 2}]
+        reply["steps"][0] |= {"observation": text, "tokens": tokens, "reward": 2.5, "continuation": 0.75}
+        told = [first, {**first, "delta": {"observation": text, "tokens": tokens}}, reply]
         body = "".join(f"data: {json.dumps(data)}\n\n" for data in told) + "data: [DONE]\n\n"
         route.fulfill(body=body, content_type="text/event-stream")
 
@@ -220,7 +225,7 @@ def test_markup_stays_text_wherever_it_comes_from(page):
     branch.wait_for()
     act(branch, "look around")
     page.locator("#compare summary").click()
-    assert page.locator("#left-seen").inner_text() == page.locator("#right-seen").inner_text() == INJECTED
+    assert page.locator("#compare mark").all_inner_texts() == [INJECTED, f"{INJECTED} again"]
     assert page.locator("main img, main b:not(.legend b), main script").count() == 0
     assert page.title() == "LoopWM playground"
     shoot(page, "injection")
@@ -384,6 +389,8 @@ def test_comparison_of_branches_marks_what_differs(page):
     assert page.locator("#compare mark").count() == 0
     branch.get_by_role("button", name="Close").click()
     assert not page.locator("#compare").is_visible()
+    start(page)
+    assert page.locator("#compare option:checked").all_inner_texts() == ["World 1", "World 3"]
 
 
 def test_suggestions_show_acceptance_and_are_taken(page):
@@ -412,3 +419,83 @@ def test_suggestions_without_acceptance_can_be_taken(page):
     rest(world)
     assert world.locator(".chips small").count() == 0
     assert world.get_by_role("alert").count() == 0
+
+
+class Recording:
+    """Captioned screenshots of a page, written as a GIF."""
+
+    CAPTION = 40
+    COLOURS = 128
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+        self.frames: list[Any] = []
+
+    def add(self, caption: str, shown: Any) -> None:
+        """Scroll an element to the top of the page and take a picture of what is visible."""
+        from PIL import Image, ImageDraw, ImageFont
+
+        shown.evaluate("node => scrollTo(0, node.getBoundingClientRect().top + scrollY - 8)")
+        picture = Image.open(io.BytesIO(self.page.screenshot(animations="disabled"))).convert("RGB")
+        frame = Image.new("RGB", (picture.width, picture.height + self.CAPTION), "#1b1f24")
+        frame.paste(picture, (0, self.CAPTION))
+        ImageDraw.Draw(frame).text((16, 8), caption, "white", ImageFont.load_default(20))
+        self.frames.append(frame)
+
+    def save(self, path: Path, seconds: float) -> None:
+        from PIL import Image
+
+        # One palette for all frames: colours that change between frames flicker.
+        strip = Image.new("RGB", (self.frames[0].width, sum(frame.height for frame in self.frames)))
+        for i, frame in enumerate(self.frames):
+            strip.paste(frame, (0, i * frame.height))
+        palette = strip.quantize(self.COLOURS)
+        frames = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in self.frames]
+        milliseconds = int(1000 * seconds)
+        frames[0].save(path, save_all=True, append_images=frames[1:], duration=milliseconds, loop=0, optimize=True)
+
+
+def test_recording_of_two_branches_is_a_small_gif(browser, base, tmp_path):
+    pillow = pytest.importorskip("PIL.Image")
+    path = Path(os.environ.get("GIF", tmp_path / "playground.gif"))
+    page = browser.new_page(viewport={"width": 760, "height": 640}, color_scheme="light")
+    page.set_default_timeout(PATIENCE)
+    page.goto(base)
+    page.get_by_text("Model: loopwm-small").wait_for()
+    page.evaluate("document.body.style.paddingBottom = '100vh'")  # so that any element can be scrolled to the top
+    recording = Recording(page)
+    recording.add("1. Choose an example and start", page.locator("header"))
+    world = start(page)
+
+    def settled(pane: Any) -> None:
+        pane.locator(".chips small").first.wait_for()
+        page.evaluate("document.activeElement.blur()")
+
+    settled(world)
+    recording.add("2. What the agent sees, and suggested actions", world)
+    act(world, "open cupboard")
+    settled(world)
+    recording.add("3. Open the cupboard: imagined, with its trust", world)
+    act(world, "look around")
+    settled(world)
+    recording.add("4. Look around: what is new is underlined", world)
+    world.get_by_role("button", name="Branch").click()
+    branch = page.locator("section.world").nth(1)
+    settled(branch)
+    recording.add("5. Branch the world", world)
+    act(world, "open freezer")
+    settled(world)
+    recording.add("6. On the left, open the freezer", world)
+    act(branch, "open fridge")
+    settled(branch)
+    recording.add("7. On the right, open the fridge", world)
+    act(world, "look around")
+    act(branch, "look around")
+    page.locator("#compare summary").click()
+    recording.add("8. Look around in both and compare: differences are marked", page.locator("#compare"))
+    recording.save(path, seconds=2.5)
+    page.context.close()
+    with pillow.open(path) as gif:
+        assert gif.size[0] == 760
+        assert 6 <= gif.n_frames <= 12
+    assert path.stat().st_size <= 700_000
