@@ -445,11 +445,11 @@ class Recording:
     def save(self, path: Path, seconds: float) -> None:
         from PIL import Image
 
-        # One palette for all frames: colours that change between frames flicker.
+        # One palette for all frames: colours that change between frames flicker. Median cut would drop the rare red.
         strip = Image.new("RGB", (self.frames[0].width, sum(frame.height for frame in self.frames)))
         for i, frame in enumerate(self.frames):
             strip.paste(frame, (0, i * frame.height))
-        palette = strip.quantize(self.COLOURS)
+        palette = strip.quantize(self.COLOURS, method=Image.Quantize.MAXCOVERAGE)
         frames = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in self.frames]
         milliseconds = int(1000 * seconds)
         frames[0].save(path, save_all=True, append_images=frames[1:], duration=milliseconds, loop=0, optimize=True)
