@@ -10,7 +10,8 @@
 #                   and vllm bench serve where the environment of test-vllm is there
 # make test-games  play ALFWorld and TextWorld, which are compiled first (needs g++ and make)
 # make test-openenv  an imagined environment behind OpenEnv, and GRPO in it, in an environment of their own
-# make test-browser  drive the playground in a headless Chromium (Debian: apt-get install chromium)
+# make test-browser  drive the playground in a headless Chromium (Debian: apt-get install chromium); with
+#   GIF=docs/playground.gif PYTEST_ARGS='-k recording' it records the page for the docs
 # make data    play the simulators for everything to train on: hours; killed and started again, it goes on
 # make train-reference  train the checkpoint that ships, on the episodes packed with the project: days; rerun it to resume
 # make probe   compile our classes inside ScienceWorld's JVM (needs a JDK)
@@ -163,10 +164,10 @@ $(OPENENV_VENV)/.installed: pyproject.toml
 # The browser's environment has no torch: the served model runs in the first one.
 test-browser: $(VENV)/.installed $(BROWSER_VENV)/.installed
 	@test -n '$(CHROMIUM)' || { echo "error: no chromium here; name one with: make test-browser CHROMIUM=/path" >&2; exit 2; }
-	SERVER_PYTHON=$(abspath $(BIN)/python) CHROMIUM=$(CHROMIUM) $(BROWSER_VENV)/bin/python -m pytest -m browser \
+	SERVER_PYTHON=$(abspath $(BIN)/python) CHROMIUM=$(CHROMIUM) $(if $(GIF),GIF=$(abspath $(GIF))) $(BROWSER_VENV)/bin/python -m pytest -m browser \
 	  --confcutdir=tests/browser tests/browser $(PYTEST_ARGS)
 
 $(BROWSER_VENV)/.installed: constraints.txt
 	test -x $(BROWSER_VENV)/bin/python || $(PYTHON) -m venv $(BROWSER_VENV)
-	$(BROWSER_VENV)/bin/python -m pip install -c constraints.txt playwright pytest
+	$(BROWSER_VENV)/bin/python -m pip install -c constraints.txt pillow playwright pytest
 	touch $@

@@ -1,10 +1,12 @@
 """The playground in a headless Chromium, against the real server with the shipped checkpoint.
 
-SERVER_PYTHON runs the server, CHROMIUM is the browser; screenshots go to SCREENSHOTS if that names a folder.
+SERVER_PYTHON runs the server, CHROMIUM is the browser; screenshots go to SCREENSHOTS if that names a folder, and the
+recording of the docs to GIF if that names a file.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -101,7 +103,7 @@ def test_five_steps_a_branch_and_what_the_simulator_said(page):
         rest(world)
     assert world.locator(".action").all_inner_texts()[-5:] == example["actions"]
     shares = world.locator(".seen span").evaluate_all("spans => spans.map(span => span.title)")
-    shaded = rf"([0-9.]+) %, {LOOPS} loops"
+    shaded = rf"([0-9.]+)\u00a0%, {LOOPS} loops"
     assert all((found := re.fullmatch(shaded, share)) and float(found[1]) <= 100 for share in shares)
     facts = world.locator("ol.log .meta").last.inner_text()
     assert f"{LOOPS} loops to advance" in facts
@@ -159,7 +161,7 @@ def test_without_a_record_the_page_says_that_no_simulator_runs(page):
 
 def test_several_actions_need_no_observation_between_them(page):
     world = start(page)
-    world.get_by_label("write out every observation").uncheck()
+    world.get_by_label("show every intermediate observation").uncheck()
     act(world, "look around; inventory")
     assert world.locator("ol.log > li").count() == 2
     assert world.get_by_text("not written out").count() == 1
@@ -195,13 +197,16 @@ def test_a_service_with_keys_asks_for_one(page):
 
 
 def test_markup_stays_text_wherever_it_comes_from(page):
+    texts = [INJECTED, f"{INJECTED} again"]
+
     def answer(route: Any) -> None:
+        text = texts.pop(0)
         short = json.dumps({**route.request.post_data_json, "max_tokens": 1})
         parts = route.fetch(post_data=short).text().split("\n\n")[:-2]
         first, *_, reply = [json.loads(part.removeprefix("data: ")) for part in parts]
-        tokens = [{"token": INJECTED, "logprob": -0.1, "loops": 2}]
-        reply["steps"][0] |= {"observation": INJECTED, "tokens": tokens, "reward": 2.5, "continuation": 0.75}
-        told = [first, {**first, "delta": {"observation": INJECTED, "tokens": tokens}}, reply]
+        tokens = [{"token": text, "logprob": -0.1, "loops": 2}]
+        reply["steps"][0] |= {"observation": text, "tokens": tokens, "reward": 2.5, "continuation": 0.75}
+        told = [first, {**first, "delta": {"observation": text, "tokens": tokens}}, reply]
         body = "".join(f"data: {json.dumps(data)}\n\n" for data in told) + "data: [DONE]\n\n"
         route.fulfill(body=body, content_type="text/event-stream")
 
@@ -214,7 +219,13 @@ def test_markup_stays_text_wherever_it_comes_from(page):
     world.get_by_text("Goal and what was seen").click()
     assert world.locator("li .seen").inner_text() == INJECTED
     assert world.locator("li .action").inner_text() == INJECTED
-    assert "reward 2.5 · goes on: 75 %" in world.locator("ol.log .meta").last.inner_text()
+    assert "reward 2.5 · goes on: 75\u00a0%" in world.locator("ol.log .meta").last.inner_text()
+    world.get_by_role("button", name="Branch").click()
+    branch = page.locator("section.world").nth(1)
+    branch.wait_for()
+    act(branch, "look around")
+    page.locator("#compare summary").click()
+    assert page.locator("#compare mark").all_inner_texts() == [INJECTED, f"{INJECTED} again"]
     assert page.locator("main img, main b:not(.legend b), main script").count() == 0
     assert page.title() == "LoopWM playground"
     shoot(page, "injection")
@@ -254,3 +265,237 @@ def test_everything_is_reached_and_named_from_the_keyboard(page):
         ".filter(e => !(e.labels?.length || e.innerText || e.ariaLabel)).length"
     )
     assert unnamed == 0
+
+
+DESKTOP = pytest.mark.parametrize("page", [(1280, "light")], indirect=True, ids=["desktop"])
+
+
+def call(page: Any, path: str, body: dict[str, Any]) -> Any:
+    """Post to the API from the page; return the response."""
+    script = """async ([path, body]) => (await fetch(path, {
+      method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) })).json()"""
+    return page.evaluate(script, [path, body])
+
+
+def same_world(page: Any, example: dict[str, Any]) -> str:
+    """Create the world that Start makes of an example; return its id."""
+    fields = {name: example[name] for name in ("goal", "observation", "history")}
+    return str(call(page, "v1/worlds", {"model": "loopwm-small", **fields})["id"])
+
+
+def percent(share: float) -> str:
+    return f"{100 * min(share, 0.999):.{1 if share > 0.995 or share < 0.1 else 0}f}\u00a0%"
+
+
+def bottom(locator: Any) -> float:
+    box = locator.bounding_box()
+    return float(box["y"] + box["height"])
+
+
+@DESKTOP
+def test_page_at_1280_by_800_shows_last_observation(page):
+    page.set_viewport_size({"width": 1280, "height": 800})
+    for number, example in enumerate(EXAMPLES):
+        page.get_by_label("Example").select_option(str(number))
+        expected = (example["history"] or [example])[-1]["observation"].split()
+        last = page.locator("#preview .last")
+        assert last.inner_text().split() == expected
+        assert bottom(last) <= 800
+        world = start(page)
+        last, action = world.locator(".last"), world.get_by_label("Action", exact=False).first
+        assert last.inner_text().split() == expected
+        assert bottom(last) <= bottom(world.locator(".scroll")) + 1
+        assert bottom(world.locator(".scroll")) <= bottom(action) <= 800
+        if number < len(EXAMPLES) - 1:
+            world.get_by_role("button", name="Close").click()
+    act(world, EXAMPLES[-1]["actions"][0])
+    act(world, EXAMPLES[-1]["actions"][1])
+    seen = world.locator("li > .seen").last
+    assert 0 < seen.bounding_box()["y"] < bottom(seen) <= bottom(world.locator(".scroll"))
+    assert page.evaluate("scrollY") == 0
+
+
+@DESKTOP
+def test_examples_in_the_list_are_named_as_tasks(page):
+    names = page.locator("#example option").all_inner_texts()
+    assert names[:2] == ["Own text", "Melt tin (ScienceWorld)"]
+    assert names[5] == "Find a living thing (ScienceWorld)"
+    assert names[-1] == "Look at cd under the desklamp (ALFWorld)"
+    assert len(set(names)) == 1 + len(EXAMPLES)
+
+
+def test_own_text_shows_what_will_not_work(page):
+    note, choice = page.get_by_text("fluent nonsense"), page.get_by_label("Example")
+    assert not note.is_visible()
+    choice.select_option("Own text")
+    assert "--memory" in note.inner_text()
+    choice.select_option("0")
+    assert not note.is_visible()
+    page.get_by_label("First observation").fill("You are in a maze of twisty little passages.")
+    assert note.is_visible()
+    assert page.locator("#preview .last").inner_text() == "You are in a maze of twisty little passages."
+    shoot(page, "own-text")
+
+
+@DESKTOP
+def test_every_imagined_step_shows_its_trust(page):
+    example, world = EXAMPLES[0], start(page)
+    for action in example["actions"][:3]:
+        act(world, action)
+    body = {"actions": example["actions"][:3], "decode": "each", "logprobs": True}
+    steps = call(page, f"v1/worlds/{same_world(page, example)}/step", body)["steps"]
+    shown = world.locator("li .trust").all_inner_texts()
+    assert shown == [f"trust {percent(step['trust'])}" for step in steps]
+
+
+def test_changes_since_a_similar_observation_are_marked(page):
+    world = start(page)  # the history of this example ends with a look around
+    act(world, "open cupboard")
+    assert world.locator(".change").count() == 0
+    act(world, "look around")
+    step = world.locator("li").last
+    assert "Changed since “look around”" in step.locator(".change").inner_text()
+    assert "The cupboard door is closed." in step.locator("del").all_inner_texts()
+    added = "".join(step.locator("ins").all_inner_texts())
+    assert "The cupboard door is open." in added
+    assert "fridge" not in added
+    act(world, "look around")
+    assert world.locator("li").last.locator("ins, del").count() == 0
+    assert world.locator(".change").last.inner_text() == "Nothing changed since “look around”"
+    shoot(page, "changes")
+
+
+def test_comparison_of_branches_marks_what_differs(page):
+    world = start(page)
+    assert not page.locator("#compare").is_visible()
+    act(world, "look around")
+    world.get_by_role("button", name="Branch").click()
+    branch = page.locator("section.world").nth(1)
+    branch.wait_for()
+    summary = page.locator("#compare summary")
+    assert "are the same" in summary.inner_text()
+    act(branch, "open freezer; look around")
+    assert "differ" in summary.inner_text()
+    summary.focus()
+    page.keyboard.press("Enter")
+    left, right = page.locator("#left-seen"), page.locator("#right-seen")
+    assert [mark.strip() for mark in left.locator("mark").all_inner_texts()] == ["The freezer door is closed."]
+    assert "The freezer door is open." in "".join(right.locator("mark").all_inner_texts())
+    assert left.inner_text().split() == world.locator("li .seen").last.inner_text().split()
+    assert left.bounding_box()["y"] == right.bounding_box()["y"]
+    shoot(page, "comparison")
+    page.get_by_label("Left branch").select_option(index=1)
+    assert "are the same" in summary.inner_text()
+    assert page.locator("#compare mark").count() == 0
+    branch.get_by_role("button", name="Close").click()
+    assert not page.locator("#compare").is_visible()
+    start(page)
+    assert page.locator("#compare option:checked").all_inner_texts() == ["World 1", "World 3"]
+
+
+def test_suggestions_show_acceptance_and_are_taken(page):
+    example, world = EXAMPLES[0], start(page)
+    world.locator(".chips small").first.wait_for()
+    actions = world.locator(".chips button > span").all_inner_texts()
+    assert {*example["actions"], "open door to hallway", "go to bathroom"} <= {*actions}
+    body = {"candidates": actions, "max_tokens": 24}
+    results = call(page, f"v1/worlds/{same_world(page, example)}/actions", body)["data"]
+    for shown, result in zip(world.locator(".chips small").all_inner_texts(), results, strict=True):
+        verdict, _, trust = shown.partition(", trust ")
+        assert verdict == ("accepted" if result["accepted"] else "refused")
+        assert trust == ("" if result["trust"] is None else percent(result["trust"]))
+    world.get_by_role("button", name="open door to hallway").click()
+    rest(world)
+    assert world.locator("li .action").all_inner_texts() == ["open door to hallway"]
+    assert "go to hallway" in world.locator(".chips button > span").all_inner_texts()
+
+
+@DESKTOP
+def test_suggestions_without_acceptance_can_be_taken(page):
+    page.route("**/actions", lambda route: route.fulfill(status=429, json={"error": {"message": "slow down"}}))
+    world = start(page)
+    world.locator(".chips").get_by_role("button", name="open cupboard").click()
+    world.locator("li .seen span").first.wait_for()
+    rest(world)
+    assert world.locator(".chips small").count() == 0
+    assert world.get_by_role("alert").count() == 0
+
+
+class Recording:
+    """Captioned screenshots of a page, written as a GIF."""
+
+    CAPTION = 40
+    COLOURS = 128
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+        self.frames: list[Any] = []
+
+    def add(self, caption: str, shown: Any) -> None:
+        """Scroll an element to the top of the page and take a picture of what is visible."""
+        from PIL import Image, ImageDraw, ImageFont
+
+        shown.evaluate("node => scrollTo(0, node.getBoundingClientRect().top + scrollY - 8)")
+        picture = Image.open(io.BytesIO(self.page.screenshot(animations="disabled"))).convert("RGB")
+        frame = Image.new("RGB", (picture.width, picture.height + self.CAPTION), "#1b1f24")
+        frame.paste(picture, (0, self.CAPTION))
+        ImageDraw.Draw(frame).text((16, 8), caption, "white", ImageFont.load_default(20))
+        self.frames.append(frame)
+
+    def save(self, path: Path, seconds: float) -> None:
+        from PIL import Image
+
+        # One palette for all frames: colours that change between frames flicker. Median cut would drop the rare red.
+        strip = Image.new("RGB", (self.frames[0].width, sum(frame.height for frame in self.frames)))
+        for i, frame in enumerate(self.frames):
+            strip.paste(frame, (0, i * frame.height))
+        palette = strip.quantize(self.COLOURS, method=Image.Quantize.MAXCOVERAGE)
+        frames = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in self.frames]
+        milliseconds = int(1000 * seconds)
+        frames[0].save(path, save_all=True, append_images=frames[1:], duration=milliseconds, loop=0, optimize=True)
+
+
+def test_recording_of_two_branches_is_a_small_gif(browser, base, tmp_path):
+    pillow = pytest.importorskip("PIL.Image")
+    path = Path(os.environ.get("GIF", tmp_path / "playground.gif"))
+    page = browser.new_page(viewport={"width": 760, "height": 640}, color_scheme="light")
+    page.set_default_timeout(PATIENCE)
+    page.goto(base)
+    page.get_by_text("Model: loopwm-small").wait_for()
+    page.evaluate("document.body.style.paddingBottom = '100vh'")  # so that any element can be scrolled to the top
+    recording = Recording(page)
+    recording.add("1. Choose an example and start", page.locator("header"))
+    world = start(page)
+
+    def settled(pane: Any) -> None:
+        pane.locator(".chips small").first.wait_for()
+        page.evaluate("document.activeElement.blur()")
+
+    settled(world)
+    recording.add("2. What the agent sees, and suggested actions", world)
+    act(world, "open cupboard")
+    settled(world)
+    recording.add("3. Open the cupboard: imagined, with its trust", world)
+    act(world, "look around")
+    settled(world)
+    recording.add("4. Look around: what is new is underlined", world)
+    world.get_by_role("button", name="Branch").click()
+    branch = page.locator("section.world").nth(1)
+    settled(branch)
+    recording.add("5. Branch the world", world)
+    act(world, "open freezer")
+    settled(world)
+    recording.add("6. On the left, open the freezer", world)
+    act(branch, "open fridge")
+    settled(branch)
+    recording.add("7. On the right, open the fridge", world)
+    act(world, "look around")
+    act(branch, "look around")
+    page.locator("#compare summary").click()
+    recording.add("8. Look around in both and compare: differences are marked", page.locator("#compare"))
+    recording.save(path, seconds=2.5)
+    page.context.close()
+    with pillow.open(path) as gif:
+        assert gif.size[0] == 760
+        assert 6 <= gif.n_frames <= 12
+    assert path.stat().st_size <= 700_000
