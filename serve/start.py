@@ -17,7 +17,6 @@ SHIPPED = "loopwm-small"
 
 EXAMPLE = "example: python -m serve --model loopwm/pretrained --port 8000; in the terminal: python -m serve play --help"
 
-
 KEYS_HELP = """require a key of this file: lines of a name, the SHA-256 of a key and its limits, such as requests=60
 tokens=10000 (per minute) concurrent=8 worlds=100 bytes=1000000; reloaded on SIGHUP. To add one:
 KEY=$(openssl rand -hex 24); echo "$KEY"; echo "NAME $(printf %%s "$KEY" | sha256sum | cut -d' ' -f1)" >> FILE"""
@@ -47,7 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         **sources,
     )
-    limits = Limits()
+    limits, worlds = Limits(), WorldLimits()
     parser.add_argument("--config", is_config_file=True, metavar="FILE", help="YAML file of these options")
     parser.add_argument("--model", type=Path, default=PACKAGED, help="checkpoint folder")
     parser.add_argument("--memory", type=Path, nargs="+", default=[], metavar="EPISODES", help=MEMORY_HELP)
@@ -62,7 +61,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--grace", type=float, default=10.0, help="seconds for running requests to finish on shutdown")
     parser.add_argument("--drain-seconds", type=float, default=0.0, help=DRAIN_HELP)
     parser.add_argument("--trusted-proxies", nargs="+", default=[], metavar="ADDRESS", help=PROXIES_HELP)
-    worlds = WorldLimits()
     parser.add_argument("--world-ttl", type=float, default=worlds.ttl, help="seconds until an unused world expires")
     parser.add_argument("--worlds-file", type=Path, metavar="FILE", help="SQLite file that keeps worlds over restarts")
     parser.add_argument("--max-worlds", type=positive, default=worlds.max_worlds, help="most worlds per key")

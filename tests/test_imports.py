@@ -37,11 +37,11 @@ MAY_IMPORT = {
     "eval": ("loopwm.records",),
     "serve.engine": (
         *("loopwm.text.model", "loopwm.text.world_batch", "loopwm.text.drafts", "loopwm.text.decoding"),
-        *("loopwm.core", "loopwm.runtime"),
+        *("serve.limits", "loopwm.core", "loopwm.runtime"),
     ),
     "serve.generation": ("serve.engine", "loopwm.text.decoding", "loopwm.core", "loopwm.records"),
     "serve.worlds": (
-        *("serve.generation", "serve.engine", "loopwm.text", "loopwm.core", "loopwm.records"),
+        *("serve.generation", "serve.engine", "serve.limits", "loopwm.text", "loopwm.core", "loopwm.records"),
         "loopwm.worlds.protocol",
     ),
     "serve.http": ("serve.generation", "serve.worlds", "serve.playground", "loopwm.records"),

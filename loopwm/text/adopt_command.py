@@ -17,7 +17,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("decoder", type=Path, metavar="FOLDER", help="config.json, tokenizer.json and safetensors")
     parser.add_argument("--out", type=Path, required=True, metavar="CHECKPOINT", help="folder to write")
     for part, where in (("prelude", "first"), ("block", "middle"), ("coda", "last")):
-        parser.add_argument(f"--{part}", type=int, required=True, metavar="N", help=f"number of its {where} layers")
+        help_text = f"number of its {where} layers to take"
+        parser.add_argument(f"--{part}", dest=f"{part}_layers", type=int, required=True, metavar="N", help=help_text)
     args = parser.parse_args(arguments)
     from transformers.utils import logging  # brings torch: seconds
 
@@ -25,4 +26,4 @@ def main(arguments: list[str] | None = None) -> int:
 
     logging.set_verbosity_error()  # bad input is one line
     logging.disable_progress_bar()
-    return exit_status(lambda: adopt(args.decoder, args.out, args.prelude, args.block, args.coda))
+    return exit_status(lambda: adopt(args.decoder, args.out, args.prelude_layers, args.block_layers, args.coda_layers))

@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from loopwm.core import RULES, Fixed, parse_rule
+from loopwm.core import RULES, Fixed
 from loopwm.records.command import missing_package
 from loopwm.text.model.configuration import PRESETS, LoopWMConfig
 from loopwm.text.model.modeling import LoopWMForCausalLM
@@ -49,7 +49,7 @@ def test_options_come_from_the_line_then_from_variables_then_from_a_file(tmp_pat
     # `datasets` replaces os.environ by a copy when it maps in several processes: the parser's default may be older.
     options = build_parser().parse_args(["--config", str(file), "--port", "100"], env_vars=os.environ)
     assert (options.port, options.max_batch, options.max_queue, options.allowed_hosts) == (100, 20, 3, ["a", "b"])
-    assert options.depth == parse_rule("gate:tau=0.5,limit=4")
+    assert options.depth == "gate:tau=0.5,limit=4"
     assert options.worlds_file is None
 
 
