@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from functools import cache, cached_property
@@ -37,6 +37,9 @@ EARLIER_OBSERVATIONS = 2
 
 MOST_ACTIONS = 8
 """Actions since the last observation beyond which nothing is recalled: every number has an index of its own."""
+
+LEADS_BACK = 3
+"""Least times that an action is recorded to lead back from where another led."""
 
 _WORD = re.compile(r"[a-z0-9]+")
 Steps = Sequence[tuple[str, str]]
@@ -159,7 +162,7 @@ class Memory:
     def __init__(self, episodes: Sequence[TrainEpisode]) -> None:
         self._episodes = episodes
         self._index = cache(lambda horizon: Index(self._episodes, horizon))
-        self._lasting = _lasting_verbs(episodes)
+        self._lasting, self._opposites = _lasting_verbs(episodes), _opposite_actions(episodes)
 
     @classmethod
     def load(cls, paths: Sequence[Path]) -> Memory:
@@ -184,13 +187,16 @@ class Memory:
     def recall(self, context: Context, actions: Sequence[str]) -> str | None:
         """Return a likely observation after the last action, None if there is nothing to recall.
 
-        An action that was taken in the context before brings the same again if it was taken after the same
-        observation, if it brought the same twice already, or if recorded actions of its verb mostly do. Everything else
-        brings what it did at the most similar recorded step with the same verb.
+        An action that leads to a place of the context brings what that place showed last. One that was taken in the
+        context before brings the same again if it was taken after the same observation, if it brought the same twice
+        already, or if recorded actions of its verb mostly do. Everything else brings what it did at the most similar
+        recorded step with the same verb.
         """
         if not 0 < len(actions) <= MOST_ACTIONS:
             return None
         question = Question.of(context, actions)
+        if (place_shown := _shown_by_place(question, self._opposites)) is not None:
+            return place_shown
         earlier = [observation for action, observation in question.history if action == actions[-1]]
         if earlier and (verb(actions[-1]) in self._lasting or earlier[-2:] == earlier[-1:] * 2):
             return earlier[-1]
@@ -214,6 +220,41 @@ def _lasting_verbs(episodes: Sequence[TrainEpisode]) -> frozenset[str]:
             same[verb(action)] += last.get(action) == observation
             last[action] = observation
     return frozenset(name for name, count in repeated.items() if 2 * same[name] > count)
+
+
+def _opposite_actions(episodes: Sequence[TrainEpisode]) -> dict[str, str]:
+    """Map each action that leads elsewhere to the one right after which mostly leads back, where both are recorded."""
+    back, pairs = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for episode in episodes:
+        steps = episode.steps
+        for (_, before), (action, away), (other, after) in zip(steps, steps[1:], steps[2:], strict=False):
+            if action != other and _title(before) != _title(away):
+                pairs[action, other] += 1
+                back[action, other] += _title(before) == _title(after)
+    return {pair[0]: pair[1] for pair, count in back.items() if count >= LEADS_BACK and 2 * count > pairs[pair]}
+
+
+def _shown_by_place(question: Question, opposites: Mapping[str, str]) -> str | None:
+    """Return what the place showed last to which the last action leads, on ways of the context or back on them.
+
+    A place is known by the first line of what it shows.
+    """
+    (_, text), *steps = question.history
+    place: str | None = _title(text)
+    shown, ways = {place: text}, dict[tuple[str | None, str], str | None]()
+    for action, text in steps:
+        if action in opposites and _title(text) != place:
+            ways |= {(place, action): _title(text), (_title(text), opposites[action]): place}
+            place = _title(text)
+        if _title(text) == place:
+            shown[place] = text
+    for action in question.actions:
+        place = ways.get((place, action)) if action in opposites else place
+    return shown.get(place) if question.actions[-1] in opposites else None
+
+
+def _title(text: str) -> str:
+    return text.partition("\n")[0]
 
 
 def _seen_before(question: Question) -> str | None:

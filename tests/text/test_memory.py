@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from random import Random
 
 import pytest
 
@@ -69,6 +70,45 @@ def test_verbs_that_mostly_bring_the_same_do_so_here(tmp_path):
     seen = after(("read map", "mine"), ("look", "here"), ("wait", "Ok."))
     assert memory.recall(seen, ["read map"]) == "mine"
     assert memory.recall(seen, ["look"]) in ("a", "b")
+
+
+@pytest.fixture
+def maze(tmp_path) -> Memory:
+    """Episodes that go east and back west four times, and up and down, which leads elsewhere half of the time."""
+    path = tmp_path / "maze.jsonl"
+    there_and_back = [("east", "Hall\nA door."), ("west", "Start.\nNothing.")] * 4
+    stairs = [("up", "Loft"), ("down", "Cellar"), ("up", "Attic"), ("down", "Cellar")] * 3
+    path.write_text(episode(*there_and_back, *stairs))
+    return Memory.load([path])
+
+
+def test_action_that_leads_back_brings_what_the_place_showed_last(maze):
+    context = after(("east", "Barn\nA cow."), ("wait", "Moo."), ("look", "Barn\nAn ox."), ("east", "Field\nHay."))
+    assert maze.recall(context, ["west"]) == "Barn\nAn ox."
+    assert maze.recall(context, ["wait", "west", "wait", "west"]) == "Start."
+    assert maze.recall(context, ["west", "west", "east", "east"]) == "Field\nHay."
+    assert maze.recall(context, ["west", "west", "west"]) == "Start.\nNothing."  # unknown here: as recorded
+    assert maze.recall(after(("up", "Roof")), ["down"]) == "Cellar"
+    refused = after(("east", "Start."), ("wait", "Ok."))
+    assert maze.recall(refused, ["west"]) == "Start.\nNothing."
+
+
+def test_ways_and_places_of_a_context_are_those_of_a_plain_map(maze):
+    """Against a map kept by coordinates, on random walks over a line of rooms."""
+    for seed in range(30):
+        random = Random(seed)
+        at, seen, steps = 0, {0: "Start."}, []
+        for _ in range(random.randint(1, 8)):
+            action = random.choice(["east", "west", "wait"])
+            at += {"east": 1, "west": -1, "wait": 0}[action]
+            place = f"Room {at}" if at else "Start."
+            text = "Ok." if action == "wait" else f"{place}\n{random.random()}"
+            if action != "wait":
+                seen[at] = text
+            steps.append((action, text))
+        for action, step in (("east", 1), ("west", -1)):
+            if at + step in seen:
+                assert maze.recall(after(*steps), ["wait", action]) == seen[at + step]
 
 
 @pytest.mark.parametrize(
