@@ -8,6 +8,7 @@ import re
 import pytest
 
 from serve import playground
+from serve.play import EXAMPLES
 
 
 @pytest.mark.parametrize("path", playground.FILES)
@@ -55,7 +56,7 @@ def test_a_missing_file_has_the_envelope(client):
 
 
 def test_every_example_starts_a_world(client):
-    for example in json.loads(playground.EXAMPLES.read_text(encoding="utf-8")):
+    for example in json.loads(EXAMPLES.read_text(encoding="utf-8")):
         body = {"model": "tiny", **{field: example[field] for field in ("goal", "observation", "history")}}
         response = client.post("/v1/worlds", json=body)
         assert response.status_code == 201, response.text
