@@ -36,7 +36,7 @@ from random import Random
 from typing import Any
 
 from data_prep.environments import declared
-from data_prep.environments.alfworld.hidden import listed
+from data_prep.environments.alfworld.hidden import joined, listed
 from loopwm.records.episodes import Episode
 from loopwm.records.names import names_pattern
 
@@ -98,10 +98,6 @@ class Renaming:
     def __post_init__(self) -> None:
         assert set(self.names) == set(self.names.values())
 
-    @cached_property
-    def _pattern(self) -> re.Pattern[str]:
-        return _any_of(frozenset(self.names))
-
     def apply(self, text: str) -> str:
         return self.tidy(self.substitute(text))
 
@@ -111,7 +107,8 @@ class Renaming:
 
     @cached_property
     def _line(self) -> Callable[[str], str]:
-        return cache(lambda line: self._pattern.sub(lambda match: self.names[match[0]], line))
+        pattern = _any_of(frozenset(self.names))
+        return cache(lambda line: pattern.sub(lambda match: self.names[match[0]], line))
 
     def inverse(self) -> Renaming:
         return Renaming({new: name for name, new in self.names.items()}, self.tidy)
@@ -249,8 +246,7 @@ def sort_alfworld(text: str) -> str:
 def _sorted_list(match: re.Match[str]) -> str:
     article = "a " if match[0].startswith("a ") else ""
     names = sorted(re.findall(_NUMBERED, match[0].replace(", a ", ", ").removeprefix("a ")), key=listed)
-    words = [article + name for name in names]
-    return f"{', '.join(words[:-1])}, and {words[-1]}"
+    return joined([article + name for name in names])
 
 
 def draw_numbered(texts: Sequence[str], kinds: Sequence[Kind], rng: Random) -> Renaming:

@@ -27,18 +27,14 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command and return its exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if any(argument.partition("=")[0] == "--config" for argument in arguments):
-        return _run(CONFIGURED, arguments)
+        return import_module(CONFIGURED).main(arguments)
     args = _parser().parse_args(arguments)
     data, options = args.out / "data", ["--dev", str(args.dev), "--test", str(args.test), "--seed", str(args.seed)]
     prepared = ["prepare", "--logs", *map(str, args.logs), "--env", args.environment, *options, "--out", str(data)]
-    if status := _run(PREPARE, prepared):
+    if status := import_module(PREPARE).main(prepared):
         return status
     fine_tune = import_module(FINE_TUNE).fine_tune
     return exit_status(lambda: fine_tune(data, args.model, args.out, args.minutes, args.seed))
-
-
-def _run(module: str, arguments: list[str]) -> int:
-    return import_module(module).main(arguments)
 
 
 def _parser() -> Parser:

@@ -6,7 +6,7 @@ Windows that one of the runs refused are left out.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -40,17 +40,12 @@ def compare_runs(folder_a: Path, folder_b: Path) -> list[PairedDifference]:
         )
         if at_a.keys() != at_b.keys():
             raise InputError(f"{folder_b}: windows: must be the same at horizon {k}, got {len(at_b)} and {len(at_a)}")
-        differences += [_difference(metric, k, at_a, at_b, games) for metric in METRICS]
+        names = sorted(at_a)
+        for metric in METRICS:
+            scores_a, scores_b = (_scores(metric, [(games[name], run[name]) for name in names]) for run in (at_a, at_b))
+            differences.append(paired_difference(metric, k, scores_a, scores_b, [games[name] for name in names]))
     defined = [difference for difference in differences if not np.isnan(difference.difference)]  # NaN: names unknown
     return sorted(defined, key=lambda d: list(METRICS).index(d.metric))  # stable: horizons in order
-
-
-def _difference(
-    metric: str, k: int, a: dict[str, Record], b: dict[str, Record], games: Mapping[str, str]
-) -> PairedDifference:
-    names = sorted(a)
-    scores_a, scores_b = (_scores(metric, [(games[name], records[name]) for name in names]) for records in (a, b))
-    return paired_difference(metric, k, scores_a, scores_b, [games[name] for name in names])
 
 
 def _scores(metric: str, records: Iterable[tuple[str, Record]]) -> Values:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from tqdm import tqdm
 
@@ -22,9 +24,6 @@ from loopwm.records.files import read_json, sha256, write_atomic, write_json
 from loopwm.records.provenance import provenance
 from loopwm.records.template import ContextKind, FormatError
 from loopwm.records.windows import Window, check_horizons, game_of, question, refusal, stratified_sample
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 
 @dataclass(frozen=True)
@@ -148,14 +147,10 @@ def predict_batch(
             raise
         if len(batch) == 1:
             return {}, {batch[0]["id"]: str(error.__cause__)}
-        parts = [predict_batch(predictor, [window], settings) for window in batch]
-        return _merged(records for records, _ in parts), _merged(refused for _, refused in parts)
+        records, refused = zip(*(predict_batch(predictor, [window], settings) for window in batch), strict=True)
+        return reduce(or_, records), reduce(or_, refused)
     pairs = zip(batch, predictions, strict=True)
-    return _merged(window_records(*pair, settings.context, settings.horizons) for pair in pairs), {}
-
-
-def _merged(parts: Iterable[dict[K, V]]) -> dict[K, V]:
-    return {key: value for part in parts for key, value in part.items()}
+    return reduce(or_, (window_records(*pair, settings.context, settings.horizons) for pair in pairs)), {}
 
 
 def window_records(

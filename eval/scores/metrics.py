@@ -26,7 +26,6 @@ from sacrebleu.metrics import BLEU
 
 from data_prep.environments import declared
 from loopwm.records.names import Names
-from loopwm.records.template import Context
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -133,13 +132,6 @@ ItemScores = dict[str, float]
 
 def score_item(env: str, prediction: str, reference: str) -> ItemScores:
     return {name: metric.score(env, prediction, reference) for name, metric in METRICS.items()}
-
-
-def context_texts(context: Context) -> list[str]:
-    """Return every text that a context shows."""
-    parts = [context.goal, context.hidden_state, context.look, context.inventory, context.observation]
-    steps = [text for step in context.history for text in (step.action, step.observation)]
-    return [part for part in parts if part is not None] + steps
 
 
 def known_names(env: str, texts: Iterable[str]) -> frozenset[str]:

@@ -12,7 +12,6 @@ from eval.scores.intervals import Values, fraction_interval95, game_standard_err
 from eval.scores.metrics import (
     METRICS,
     ItemScores,
-    context_texts,
     corpus_bleu4,
     exact_match,
     is_answerable,
@@ -67,7 +66,7 @@ def score_window(
 ) -> Iterator[Item]:
     """Score the predictions of one window at each of their horizons."""
     env, last = window["env"], window["history"][-1]["observation"]
-    known = known_names(env, context_texts(window_context(window, context_kind)))
+    known = known_names(env, window_context(window, context_kind).texts)
     for horizon, prediction in predicted.texts.items():
         at = horizon - 1
         reference = window["observations"][at]

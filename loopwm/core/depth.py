@@ -42,8 +42,7 @@ class DepthPlan:
     """Loops of each row, loops that carry gradients, and the seed of each row's initial noise.
 
     places: (B, L) index of each column within its row if padding moves columns, else None. Noise is drawn by this
-    index,
-    so that a row draws the same values in any batch.
+    index, so that a row draws the same values in any batch.
     """
 
     loops: tuple[int, ...]

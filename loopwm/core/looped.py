@@ -51,9 +51,6 @@ class CoreConfig:
     swiglu: bool = False
     """Layers of adopted decoders may differ in both."""
 
-    def coda_slot(self, layer: int) -> int:
-        return self.prelude_layers + layer
-
     @property
     def copy_slot(self) -> int:
         """Slot of the copy attention in text models."""
@@ -169,8 +166,8 @@ class LoopedCore(nn.Module):
         """Return coda(C h), (B, L, D) in `dtype` (LoopWM, equation 8)."""
         # The second cast undoes autocast, which may return another dtype than the coda runs in.
         out = self.C(h_BLD.to(dtype)).to(dtype)
-        for index, layer in enumerate(self.coda):
-            out = layer(out, shared, attend, self.config.coda_slot(index))
+        for slot, layer in enumerate(self.coda, start=self.config.prelude_layers):  # after the slots of the prelude
+            out = layer(out, shared, attend, slot)
         return out
 
     def forward_sampled(

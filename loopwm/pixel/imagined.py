@@ -6,7 +6,7 @@ Shapes: B worlds, T steps; H, W, C frame.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 from torch import Tensor
 
+from loopwm.pixel.dynamics import replace_rows
 from loopwm.pixel.replay import Replay, Segments
 from loopwm.records.errors import InputError
 from loopwm.records.frames import LOST, FrameSpace
@@ -59,8 +60,10 @@ class FrameWorld(Protocol[S]):
     def show(self, state: S) -> Tensor:
         """Decode the current frames, uint8 (B, H, W, C)."""
 
+    @torch.no_grad()
     def replace(self, state: S, rows: Tensor, fresh: S) -> S:
         """Return the state with rows int64 (R,) taken from `fresh`, a state of R worlds in that order."""
+        return cast("S", replace_rows(state, rows, fresh))
 
 
 class LatentWorld(FrameWorld[S], Protocol[S]):

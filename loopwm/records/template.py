@@ -114,6 +114,13 @@ class Context:
         if (self.look is None) != (self.inventory is None):
             raise FormatError("look", "look and inventory are given together or not at all")
 
+    @property
+    def texts(self) -> list[str]:
+        """Every text that the context shows."""
+        parts = [self.goal, self.hidden_state, self.look, self.inventory, self.observation]
+        steps = [text for step in self.history for text in (step.action, step.observation)]
+        return [part for part in parts if part is not None] + steps
+
 
 def clean(text: str) -> str:
     """Strip surrounding white space and break every `<|`, so that no text can spell a special token."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -149,24 +149,21 @@ class Request(WorkItem):
 
     def emit(self, event: Event, end_token: int) -> bool:
         """Deliver a token of a decode step; return True if generation continues."""
-        assert event.token is not None
+        token = event.token
+        assert token is not None
         assert self.lookup is not None
-        self.lookup.extend([event.token])
-        goes_on = self._emit(event, end_token)
-        if not goes_on:
+        self.lookup.extend([token])
+        if token == end_token:
+            event = replace(event, token=None, finish=Finish.STOP)
+        else:
+            self.next_token = token
+            self.num_output_tokens += 1
+            if self.num_output_tokens == self.params.max_tokens:
+                event = replace(event, finish=Finish.LENGTH)
+        self.deliver(event)
+        if event.finish is not None:
             self.lookup.share(self.num_output_tokens + 1)
-        return goes_on
-
-    def _emit(self, event: Event, end_token: int) -> bool:
-        if event.token == end_token:
-            self.deliver(Event(loops=event.loops, scores=event.scores, finish=Finish.STOP))
-            return False
-        assert event.token is not None
-        self.next_token = event.token
-        self.num_output_tokens += 1
-        finish = Finish.LENGTH if self.num_output_tokens == self.params.max_tokens else None
-        self.deliver(Event(event.token, event.loops, event.scores, finish))
-        return finish is None
+        return event.finish is None
 
     def fail(self, error: Exception) -> None:
         self.deliver(Event(error=error))

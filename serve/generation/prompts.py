@@ -35,30 +35,19 @@ class Prompt:
     foreign: bool = False
 
 
+@dataclass(frozen=True, eq=False)
 class PromptReader:
-    """Reader of prompts of at most `limit` tokens."""
+    """Reader of prompts of at most `limit` tokens.
 
-    def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerFast,
-        slots: StateSlots,
-        limit: int = template.CONTEXT_LIMIT,
-        context_tokens: int = template.CONTEXT_LIMIT,
-        is_foreign: Callable[[str, str], bool] = lambda goal, observation: False,
-    ) -> None:
-        """Create a reader.
+    context_tokens: tokens up to which a chat's history may fill the prompt (`LoopWMConfig.context_tokens`).
+    is_foreign: as `WorldModel.is_foreign`.
+    """
 
-        context_tokens: tokens up to which a chat's history may fill the prompt (`LoopWMConfig.context_tokens`).
-        is_foreign: as `WorldModel.is_foreign`.
-        """
-        self._is_foreign = is_foreign
-        self.limit = limit
-        self._context_tokens = context_tokens
-        self._tokenizer = tokenizer
-        self._slots = slots
-
-    def with_limit(self, limit: int) -> PromptReader:
-        return PromptReader(self._tokenizer, self._slots, limit, self._context_tokens, self._is_foreign)
+    tokenizer: PreTrainedTokenizerFast
+    slots: StateSlots
+    limit: int = template.CONTEXT_LIMIT
+    context_tokens: int = template.CONTEXT_LIMIT
+    is_foreign: Callable[[str, str], bool] = lambda goal, observation: False
 
     def chat(self, messages: Sequence[tuple[str, str]]) -> Prompt:
         """Render the prompt of (role, text) messages; special tokens in user text are escaped.
@@ -68,18 +57,18 @@ class PromptReader:
             PromptTooLongError: the prompt without its history is too long.
         """
         context, actions = template.chat_to_prompt(messages)
-        deferred = "".join(template.render_step(action, self._slots) for action in actions) + template.OBS
-        after = len(self.encode(self._slots.after_context + deferred))
-        room, context_room = self.limit - after, self._context_tokens - after
+        deferred = "".join(template.render_step(action, self.slots) for action in actions) + template.OBS
+        after = len(self.encode(self.slots.after_context + deferred))
+        room, context_room = self.limit - after, self.context_tokens - after
         try:
             context, cut = template.fit_context(
-                context, lambda text: len(self.encode(text)), room, self._slots, context_room
+                context, lambda text: len(self.encode(text)), room, self.slots, context_room
             )
         except ContextTooLongError as error:
-            shortest = template.render_prompt(replace(context, history=()), actions, self._slots)
+            shortest = template.render_prompt(replace(context, history=()), actions, self.slots)
             raise PromptTooLongError("messages", len(self.encode(shortest)), self.limit) from error
-        ids = tuple(self.encode(template.render_prompt(context, actions, self._slots)))
-        return Prompt(ids, cut, self._is_foreign(context.goal, context.observation))
+        ids = tuple(self.encode(template.render_prompt(context, actions, self.slots)))
+        return Prompt(ids, cut, self.is_foreign(context.goal, context.observation))
 
     def text(self, text: str) -> Prompt:
         """Tokenize a whole prompt; strings such as `<|act|>` become special tokens. Raises like `ids`."""
@@ -96,9 +85,9 @@ class PromptReader:
 
     def check_ids(self, field: str, ids: Sequence[int]) -> None:
         """Raise FormatError for an id outside the vocabulary."""
-        if ids and (min(ids) < 0 or max(ids) >= len(self._tokenizer)):
-            raise FormatError(field, f"token ids must be 0 .. {len(self._tokenizer) - 1}")
+        if ids and (min(ids) < 0 or max(ids) >= len(self.tokenizer)):
+            raise FormatError(field, f"token ids must be 0 .. {len(self.tokenizer) - 1}")
 
     def encode(self, text: str) -> list[int]:
         """Tokenize text of any length; special strings become special tokens."""
-        return self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]

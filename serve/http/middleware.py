@@ -139,10 +139,7 @@ class Middleware:
         return "*" in self._hosts or host in self._hosts or host == "localhost" or _is_address(host)
 
     def _rate_limit_headers(self, name: str | None) -> list[tuple[bytes, bytes]]:
-        """Return rate-limit headers by OpenAI's names.
-
-        name: of the key; None without one.
-        """
+        """Return rate-limit headers of a key, by OpenAI's names."""
         headers: list[tuple[str, str]] = []
         for rate in RATES if name is not None else ():
             if (bucket := self._service.rate_limiter.bucket(name or "", rate)) is not None:

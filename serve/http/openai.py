@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -79,7 +80,7 @@ def _model_object(service: Service) -> dict[str, Any]:
 
 async def _scored(body: CompletionBody, service: Service, ctx: RequestContext) -> Response:
     generated = body.max_tokens or 0
-    reader = service.prompts.with_limit(service.card.max_length - generated)
+    reader = replace(service.prompts, limit=service.card.max_length - generated)
     prompts = await asyncio.to_thread(lambda: _read(reader, body))
     rule = service.rule(depth_of(body.depth))
     scores = await service.score(ctx, prompts, rule, body.top or 0)

@@ -40,10 +40,7 @@ class WorldLog:
     @property
     def size(self) -> int:
         """Bytes of text."""
-        context = self.context
-        parts = (context.goal, context.observation, context.look, context.inventory, context.hidden_state)
-        steps = (text for step in context.history for text in (step.action, step.observation))
-        return sum(len(text.encode()) for text in (*parts, *steps, *self.actions) if text is not None)
+        return sum(len(text.encode()) for text in (*self.context.texts, *self.actions))
 
     def with_actions(self, actions: Sequence[str]) -> WorldLog:
         return replace(self, actions=(*self.actions, *actions))

@@ -10,7 +10,6 @@ import pytest
 from eval.scores.metrics import (
     METRICS,
     Metric,
-    context_texts,
     corpus_bleu4,
     entity_scores,
     exact_match,
@@ -120,7 +119,7 @@ def test_names_match_longest_first_by_whole_words_and_not_over_punctuation() -> 
 def test_answerable_means_every_name_was_met_before(
     make_window: MakeWindow, reference: str, actions: list[str], context_kind: str, expected: bool
 ) -> None:
-    texts = context_texts(window_context(make_window(), context_kind))  # type: ignore[arg-type]
+    texts = window_context(make_window(), context_kind).texts  # type: ignore[arg-type]
     known = known_names("scienceworld", texts)
     assert is_answerable("scienceworld", reference, known, actions) is expected
 

@@ -59,7 +59,7 @@ def _shared_places(world: Situation) -> Iterator[str]:
             here = {thing for thing, where in world.facts["objectatlocation"] if where == place}
             # a thing taken from two of them is listed twice, as the game does
             beside = [thing for receptacle in receptacles for thing in departures[receptacle] if thing in here]
-            line = f"Facing the {_joined(receptacles)}. Next to it, you see {_articled(beside)}."
+            line = f"Facing the {joined(receptacles)}. Next to it, you see {_articled(beside)}."
             yield line + "".join(
                 f" You took {_articled(departures[r])} from the {r}." for r in receptacles if departures[r]
             )
@@ -88,11 +88,10 @@ def _special_states(world: Situation) -> Iterator[str]:
 
 
 def _articled(things: Iterable[str]) -> str:
-    return _joined([f"a {thing}" for thing in sorted(things, key=listed)])
+    return joined([f"a {thing}" for thing in sorted(things, key=listed)])
 
 
-def _joined(words: Sequence[str]) -> str:
+def joined(words: Sequence[str]) -> str:
     """Join words as the game joins a list."""
-    if len(words) < 2:
-        return words[0] if words else "nothing"
-    return ", ".join(words[:-1]) + f", and {words[-1]}"
+    *others, last = words or ["nothing"]
+    return f"{', '.join(others)}, and {last}" if others else last

@@ -24,12 +24,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from loopwm.pixel.dynamics import Depth, replace_rows
+from loopwm.pixel.dynamics import Depth
 from loopwm.pixel.edeline.auxiliary_losses import LEVELS, Contrast, Preview, novelty, to_signed, unique_frames
 from loopwm.pixel.edeline.config import EdelineConfig, EdelineLoss, EdelineSampling
 from loopwm.pixel.edeline.memory import Memory, MemoryState
 from loopwm.pixel.edeline.unet import FourierFeatures, UNet, UNetConfig
-from loopwm.pixel.imagined import Imagined
+from loopwm.pixel.imagined import Imagined, LatentWorld
 from loopwm.pixel.system import Diagnostics, FrameBatch, PixelSystem, mean_of
 from loopwm.records.frames import FrameSpace
 
@@ -279,8 +279,8 @@ class Edeline(PixelSystem):
         return EdelineWorld(self, EdelineSampling() if sampling is None else sampling)
 
 
-class EdelineWorld:
-    """`LatentWorld` with one memory pass per step and one U-Net pass per denoising step."""
+class EdelineWorld(LatentWorld[EdelineState]):
+    """World with one memory pass per step and one U-Net pass per denoising step."""
 
     def __init__(self, system: Edeline, sampling: EdelineSampling) -> None:
         self.system, self.sampling, self.space = system, sampling, system.space
@@ -335,10 +335,6 @@ class EdelineWorld:
     def show(self, state: EdelineState) -> Tensor:
         frame = (state.frames[:, -1].clamp(-1, 1) + 1) / 2 * LEVELS
         return frame.round().byte().permute(0, 2, 3, 1)
-
-    @torch.no_grad()
-    def replace(self, state: EdelineState, rows: Tensor, fresh: EdelineState) -> EdelineState:
-        return replace_rows(state, rows, fresh)
 
 
 def same_episode(begins: Tensor) -> Tensor:

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from loopwm.core.twohot import two_hot_loss, two_hot_value
-from loopwm.pixel.dynamics import Depth, FrameCache, as_pixels, replace_rows, require_at_least
-from loopwm.pixel.imagined import Imagined
+from loopwm.pixel.dynamics import Depth, FrameCache, as_pixels, require_at_least
+from loopwm.pixel.imagined import Imagined, LatentWorld
 from loopwm.pixel.storm.model import Storm, StormConfig, kl_divergence, mode, sample_latents
 from loopwm.pixel.system import Diagnostics, FrameBatch, PixelSystem, mean_of
 from loopwm.records.errors import InputError
@@ -134,8 +134,8 @@ class StormState:
         return replace(self, first=first, h=self.h.masked_fill(first[:, None], 0))
 
 
-class StormWorld:
-    """`LatentWorld` whose policies act on [z_t, h_{t-1}]."""
+class StormWorld(LatentWorld[StormState]):
+    """World whose policies act on [z_t, h_{t-1}]."""
 
     def __init__(self, system: StormSystem, sampling: StormSampling) -> None:
         """Create the world. Raises ValueError if the model does not allow the depth."""
@@ -198,9 +198,6 @@ class StormWorld:
 
     def features(self, state: StormState) -> Tensor:
         return torch.cat((state.z.flatten(1), state.h), -1)
-
-    def replace(self, state: StormState, rows: Tensor, fresh: StormState) -> StormState:
-        return replace_rows(state, rows, fresh)
 
     def _posterior(self, obs: Tensor, generator: torch.Generator) -> Tensor:
         with evaluating(self.network):

@@ -150,20 +150,6 @@ def copy_price(grid: tuple[int, int], c_d: float) -> Tensor:
     return (c_d * distance).masked_fill(distance > REACH, math.inf)
 
 
-def centre_region(grid: tuple[int, int], edge: int = 1, bottom_rows: int = 0) -> Tensor:
-    """Return the region of transport in Craftax and crafter: without inventory rows and map edges, bool (L,).
-
-    TWISTED, appendix D describes it in words. Crafter's 9 x 9 places are 7 rows of map above 2 of inventory:
-    centre_region((9, 9), 1, 2) has 5 x 7 places. Raises ValueError if nothing is left.
-    """
-    rows, columns = grid[0] - bottom_rows, grid[1]
-    if min(edge, bottom_rows) < 0 or 2 * edge >= min(rows, columns):
-        raise ValueError(f"region: must leave part of the grid {grid}, got edge {edge} and bottom_rows {bottom_rows}")
-    region = torch.zeros(grid, dtype=torch.bool)
-    region[edge : rows - edge, edge : columns - edge] = True
-    return region.flatten()
-
-
 def sample(p: Tensor, generator: torch.Generator) -> Tensor:
     """Sample a token for each row of probabilities (B, L, K) by one uniform number each: int64 (B, L).
 
@@ -209,10 +195,22 @@ class DecoderConfig:
 
 @dataclass(frozen=True)
 class Centre:
-    """Region of transport and of centre-exact frames: the grid without its edge and the rows below the map."""
+    """Region of transport and of centre-exact frames: the grid without its edge and the rows below the map.
+
+    TWISTED, appendix D describes it in words for Craftax and crafter. Crafter's 9 x 9 places are 7 rows of map above 2
+    of inventory: Centre(edge=1, bottom_rows=2) leaves 5 x 7 places.
+    """
 
     edge: int = 0
     bottom_rows: int = 0
 
     def region(self, grid: tuple[int, int]) -> Tensor:
-        return centre_region(grid, self.edge, self.bottom_rows)
+        """Return the region, bool (L,). Raises ValueError if nothing is left."""
+        edge, rows, columns = self.edge, grid[0] - self.bottom_rows, grid[1]
+        if min(edge, self.bottom_rows) < 0 or 2 * edge >= min(rows, columns):
+            raise ValueError(
+                f"region: must leave part of the grid {grid}, got edge {edge} and bottom_rows {self.bottom_rows}"
+            )
+        region = torch.zeros(grid, dtype=torch.bool)
+        region[edge : rows - edge, edge : columns - edge] = True
+        return region.flatten()

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from loopwm.pixel.dynamics import Depth, replace_rows
-from loopwm.pixel.imagined import Imagined
+from loopwm.pixel.dynamics import Depth
+from loopwm.pixel.imagined import FrameWorld, Imagined
 from loopwm.pixel.system import Diagnostics, FrameBatch, PixelSystem, Prepared, mean_of
 from loopwm.pixel.twisted.codebook import PatchTokenizer
 from loopwm.pixel.twisted.decoding import Centre, Decoder, DecoderConfig, sample
@@ -102,8 +102,8 @@ class TwistedSystem(PixelSystem):
         return TwistedWorld(self, chosen.decoder.decoder(grid, chosen.centre.region(grid)))
 
 
-class TwistedWorld:
-    """`FrameWorld` whose frames a decoder chooses from the predicted tokens."""
+class TwistedWorld(FrameWorld[TwistedState]):
+    """World whose frames a decoder chooses from the predicted tokens."""
 
     def __init__(self, system: TwistedSystem, decoder: Decoder) -> None:
         self.system, self.network, self.tokenizer = system, system.network, system.tokenizer
@@ -127,6 +127,3 @@ class TwistedWorld:
 
     def show(self, state: TwistedState) -> Tensor:
         return self.tokenizer.decode(state.tokens)
-
-    def replace(self, state: TwistedState, rows: Tensor, fresh: TwistedState) -> TwistedState:
-        return replace_rows(state, rows, fresh)

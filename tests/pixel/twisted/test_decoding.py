@@ -10,11 +10,11 @@ from torch import Tensor
 
 from loopwm.pixel.twisted.decoding import (
     WILDCARD,
+    Centre,
     ExactAssignment,
     NoisedTransport,
     Sample,
     affinities,
-    centre_region,
     copy_price,
     invert,
     with_gumbel_noise,
@@ -136,7 +136,7 @@ def test_a_token_that_moved_is_copied_at_a_low_price_of_distance_and_not_at_the_
 
 @pytest.mark.parametrize("solver", [EXACT])
 def test_outside_the_region_tokens_are_sampled_and_no_copy_crosses_its_border(solver):
-    grid, region = (5, 6), centre_region((5, 6), edge=1, bottom_rows=1)
+    grid, region = (5, 6), Centre(edge=1, bottom_rows=1).region((5, 6))
     p, previous = frames(40, grid, 6, seed=4)
     transport = NoisedTransport(grid, **MOVING, solver=solver, region=region)
     sources = transport.sources(p, previous)
@@ -150,7 +150,7 @@ def test_outside_the_region_tokens_are_sampled_and_no_copy_crosses_its_border(so
 
 
 def test_the_region_of_crafter_is_the_map_without_its_edges():
-    rows = centre_region((9, 9), edge=1, bottom_rows=2).view(9, 9).int().tolist()
+    rows = Centre(edge=1, bottom_rows=2).region((9, 9)).view(9, 9).int().tolist()
     middle = [0] + [1] * 7 + [0]
     assert rows == [[0] * 9] + [middle] * 5 + [[0] * 9] * 3
 
@@ -199,7 +199,7 @@ def test_a_frame_is_decoded_alone_as_in_a_batch(solver):
             "region: must be 4 bools, one per token, at least one True",
         ),
         (
-            lambda: centre_region((5, 9), 2, 1),
+            lambda: Centre(2, 1).region((5, 9)),
             "region: must leave part of the grid (5, 9), got edge 2 and bottom_rows 1",
         ),
         (
