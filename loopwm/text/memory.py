@@ -223,7 +223,7 @@ def _lasting_verbs(episodes: Sequence[TrainEpisode]) -> frozenset[str]:
 
 
 def _opposite_actions(episodes: Sequence[TrainEpisode]) -> dict[str, str]:
-    """Map each action that leads elsewhere to the one right after which mostly leads back, where both are recorded."""
+    """Map actions to their opposites: each right after the other mostly leads back to where it began."""
     back, pairs = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for episode in episodes:
         steps = episode.steps
@@ -231,7 +231,8 @@ def _opposite_actions(episodes: Sequence[TrainEpisode]) -> dict[str, str]:
             if action != other and _title(before) != _title(away):
                 pairs[action, other] += 1
                 back[action, other] += _title(before) == _title(after)
-    return {pair[0]: pair[1] for pair, count in back.items() if count >= LEADS_BACK and 2 * count > pairs[pair]}
+    mostly = {pair for pair, count in back.items() if count >= LEADS_BACK and 2 * count > pairs[pair]}
+    return {action: other for action, other in sorted(mostly) if (other, action) in mostly}
 
 
 def _shown_by_place(question: Question, opposites: Mapping[str, str]) -> str | None:

@@ -74,11 +74,12 @@ def test_verbs_that_mostly_bring_the_same_do_so_here(tmp_path):
 
 @pytest.fixture
 def maze(tmp_path) -> Memory:
-    """Episodes that go east and back west four times, and up and down, which leads elsewhere half of the time."""
+    """Episodes that go east and back west four times, up and down, which leads elsewhere half of the time, and read."""
     path = tmp_path / "maze.jsonl"
     there_and_back = [("east", "Hall\nA door."), ("west", "Start.\nNothing.")] * 4
     stairs = [("up", "Loft"), ("down", "Cellar"), ("up", "Attic"), ("down", "Cellar")] * 3
-    path.write_text(episode(*there_and_back, *stairs))
+    reading = [("read", "Once upon a time."), ("look", "Cellar"), ("wait", "Ok.")] * 4
+    path.write_text(episode(*there_and_back, *stairs, *reading))
     return Memory.load([path])
 
 
@@ -89,6 +90,8 @@ def test_action_that_leads_back_brings_what_the_place_showed_last(maze):
     assert maze.recall(context, ["west", "west", "east", "east"]) == "Field\nHay."
     assert maze.recall(context, ["west", "west", "west"]) == "Start.\nNothing."  # unknown here: as recorded
     assert maze.recall(after(("up", "Roof")), ["down"]) == "Cellar"
+    read = after(("read", "A poem."), ("east", "Hall\nA dog."), ("read", "A poem."))
+    assert maze.recall(read, ["west"]) == "Start."  # reading leads nowhere
     refused = after(("east", "Start."), ("wait", "Ok."))
     assert maze.recall(refused, ["west"]) == "Start.\nNothing."
 
