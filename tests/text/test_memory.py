@@ -78,7 +78,7 @@ def maze(tmp_path) -> Memory:
     path = tmp_path / "maze.jsonl"
     there_and_back = [("east", "Hall\nA door."), ("west", "Start.\nNothing.")] * 4
     stairs = [("up", "Loft"), ("down", "Cellar"), ("up", "Attic"), ("down", "Cellar")] * 3
-    reading = [("read", "Once upon a time."), ("look", "Cellar"), ("wait", "Ok.")] * 4
+    reading = [("read", "Once upon a time."), ("look", "Cellar"), ("wait", "Cellar")] * 4
     path.write_text(episode(*there_and_back, *stairs, *reading))
     return Memory.load([path])
 
