@@ -1,7 +1,4 @@
-"""`loopwm mcp`: imagined worlds as tools of the Model Context Protocol, for agents that call tools.
-
-The id of a world is its only handle: no call depends on an earlier one of the same connection.
-"""
+"""`loopwm mcp`: imagined worlds as tools of the Model Context Protocol, for agents that call tools."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ Source: McLeish et al. 2025 (retrofitted recurrence), with the injection of Parc
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -177,3 +178,9 @@ def with_marks(table_VD: Tensor, count: int, words: dict[int, list[int]]) -> Ten
     for mark, ids in words.items():
         rows[mark] = table_VD[ids].float().mean(0)
     return rows
+
+
+if __name__ == "__main__":
+    from loopwm.text.adopt_command import main
+
+    sys.exit(main())

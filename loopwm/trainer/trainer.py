@@ -142,7 +142,7 @@ class Trainer(Generic[Config]):
     def _advance(self, bar: tqdm[Any]) -> None:
         now = self.clock()
         self.seconds, self._last = self.seconds + now - self._last, now
-        bar.update(round(self.seconds) - bar.n if self.minutes else 1)
+        bar.update(round(min(self.seconds, 60 * self.minutes)) - bar.n if self.minutes else 1)
 
     def _done(self) -> float:
         """Return the share of the run that is behind it, the same in every process."""

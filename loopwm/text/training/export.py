@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import torch
@@ -45,3 +46,9 @@ def export_checkpoint(checkpoint: Path, out: Path) -> None:
     model.config.tokens_per_byte = state.get("tokens_per_byte")
     out.parent.mkdir(parents=True, exist_ok=True)
     export_model(objective.model, tokenizer, out, TrainingEpisodes.from_state(state.get("training_episodes")))
+
+
+if __name__ == "__main__":
+    from loopwm.text.export_command import main
+
+    sys.exit(main())
