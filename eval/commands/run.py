@@ -10,12 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from eval.commands.harness import RunSettings, evaluate, sample_windows
-from eval.models.base import Trained
 from eval.models.options import ModelOptions, add_model_arguments, make_predictor
-from eval.scores.seen import find_seen, seen_by_checkpoint
-from eval.scores.suites import load_suite
-from eval.scores.tables import UNKNOWN, describe_windows, render_comparison_table
 from loopwm.records.command import positive
 from loopwm.records.template import CONTEXT_KINDS
 
@@ -37,6 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    # imported late: the packages of scores take most of a second, and `--help` needs none
+    from eval.commands.harness import RunSettings, evaluate, sample_windows
+    from eval.models.base import Trained
+    from eval.scores.seen import find_seen, seen_by_checkpoint
+    from eval.scores.suites import load_suite
+    from eval.scores.tables import UNKNOWN, describe_windows, render_comparison_table
+
     suite = load_suite(args.suite)
     settings = RunSettings(args.model, args.context, args.horizons, args.limit, args.seed, args.batch_size)
     seen_table = find_seen(suite, args.seen)

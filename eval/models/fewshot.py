@@ -21,8 +21,6 @@ from loopwm.records.files import sha256
 from loopwm.records.template import Context, ContextKind, window_context
 from loopwm.records.windows import Window, check_runnable
 
-DEFAULT_SHOTS = 4
-
 INSTRUCTION = """\
 You simulate a text game. You are given the goal of the player, what is known of the world, what happened so far, and \
 the actions that the player takes next. Observations marked (not shown) happened but are not given. Reply with the \

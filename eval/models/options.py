@@ -3,43 +3,52 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from eval.models.base import Copy, Predictor
-from eval.models.fewshot import DEFAULT_SHOTS, Shots, load_shots
-from eval.models.retrieve import load_recall, load_retrieve
-from eval.models.retrieve_names import load_retrieve_names
-from eval.models.track import load_track
 from loopwm.records.command import above_zero, at_least_zero, positive
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json
 from loopwm.records.template import ContextKind
 from loopwm.records.windows import Window
 
+if TYPE_CHECKING:  # imported where they are made: their packages take seconds, and `--help` needs none
+    from eval.models.base import Predictor
+    from eval.models.fewshot import Shots
+
+DEFAULT_SHOTS = 4
 DEFAULT_CACHE = Path("runs/replies.sqlite")
 CHECKPOINT, ENDPOINT = "checkpoint", "endpoint"
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """Named baseline. make: creates it from the windows and the files of --train-episodes."""
+    """Named baseline. module, loader: of `eval.models`, the function that loads it."""
 
     purpose: str
-    make: Callable[[Sequence[Window], Sequence[Path]], Predictor]
+    module: str
+    loader: str
+
+    def make(self, windows: Sequence[Window], train_episodes: Sequence[Path]) -> Predictor:
+        predictor: Predictor = getattr(import_module(f"eval.models.{self.module}"), self.loader)(
+            windows, train_episodes
+        )
+        return predictor
 
 
 BASELINES = {
-    "recall": Baseline("what a checkpoint recalls with --memory, by itself", load_recall),
-    "copy": Baseline("the last observation again", lambda windows, episodes: Copy()),
-    "retrieve": Baseline("what followed the most similar place of a train episode (BM25)", load_retrieve),
+    "recall": Baseline("what a checkpoint recalls with --memory, by itself", "retrieve", "load_recall"),
+    "copy": Baseline("the last observation again", "base", "load_copy"),
+    "retrieve": Baseline("what followed the most similar place of a train episode (BM25)", "retrieve", "load_retrieve"),
     "retrieve-names": Baseline(
-        "the same, chosen or continued by readings and in the names of the place asked about", load_retrieve_names
+        "the same, chosen or continued by readings and in the names of the place asked about",
+        "retrieve_names",
+        "load_retrieve_names",
     ),
-    "track": Baseline(
-        "what the rules of ALFWorld answer to what was seen", lambda windows, episodes: load_track(windows)
-    ),
+    "track": Baseline("what the rules of ALFWorld answer to what was seen", "track", "load_track"),
 }
 
 
@@ -131,6 +140,8 @@ def make_predictor(
         depth = None if options.depth is None else read_depth(options.depth)
         device = use_device(options.device or "auto")
         return CheckpointPredictor(Path(model), depth, bool(options.greedy), device, options.memory or ())
+    from eval.models.fewshot import load_shots
+
     shots = DEFAULT_SHOTS if options.shots is None else options.shots
     return _endpoint(model, options, load_shots(windows, options.examples, shots, context_kind, horizons))
 

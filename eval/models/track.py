@@ -10,6 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from eval.models.base import WindowBaseline
 from loopwm.records.errors import InputError
@@ -58,7 +59,7 @@ class Track(WindowBaseline):
         return {k: answers[k - 1] for k in horizons}
 
 
-def load_track(windows: Sequence[Window]) -> Track:
+def load_track(windows: Sequence[Window], train_episodes: Sequence[Path] = ()) -> Track:
     """Load the baseline. Raises InputError for windows of another environment."""
     for env in sorted({window["env"] for window in windows} - {"alfworld"}):
         raise InputError(f"--model: 'track' must have windows of alfworld, whose rules it applies, got {env!r}")

@@ -16,7 +16,6 @@ import pytest
 from eval.__main__ import main
 from eval.commands.compare import compare_runs
 from eval.models.base import Copy, Predictor
-from eval.models.options import BASELINES, Baseline
 from eval.scores import predictions
 from eval.scores.predictions import Prediction, read_records
 from loopwm.records.errors import InputError
@@ -140,7 +139,7 @@ def test_what_needs_no_torch_does_not_load_it(suite_path: Path, tmp_path: Path, 
 
 def use(monkeypatch: pytest.MonkeyPatch, predictor: Predictor) -> None:
     """Makes `copy` another predictor."""
-    monkeypatch.setitem(BASELINES, "copy", Baseline("", lambda *_: predictor))
+    monkeypatch.setattr("eval.models.base.load_copy", lambda *_: predictor)
 
 
 class Short(Copy):
