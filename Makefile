@@ -38,6 +38,7 @@ CHROMIUM ?= $(shell command -v chromium || command -v google-chrome)
 CONFORMANCE_VENV := .venv-conformance
 HARNESS_VENV := .venv-harness
 DOCS_VENV := .venv-docs
+TEST_PROCESSES ?= 2
 EXTRAS := data,train,eval,serve,mcp,envs,pixel,crafter,minatar,dask,dev
 
 .PHONY: data train-reference probe serve test test-times test-lab lint docs test-vllm test-games test-openenv test-browser conformance mutants figures test-extras
@@ -46,15 +47,17 @@ EXTRAS := data,train,eval,serve,mcp,envs,pixel,crafter,minatar,dask,dev
 serve: $(if $(wildcard $(VENV)/.installed),$(VENV)/.installed,$(VENV)/.serve)
 	$(BIN)/python -m serve --model loopwm/pretrained --host $(HOST) --port $(PORT)
 
-# Test models are tiny: with several threads, synchronisation costs more than the work.
+# Test models are tiny: with several threads, synchronisation costs more than the work. A file stays in one process.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
+
 test: $(VENV)/.installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore=tests/lab $(PYTEST_ARGS)
+	$(PYTEST) --ignore=tests/lab $(PYTEST_ARGS)
 
 test-times: PYTEST_ARGS += --durations=30
 test-times: test
 
 test-lab: $(VENV)/.installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/lab $(PYTEST_ARGS)
+	$(PYTEST) tests/lab $(PYTEST_ARGS)
 
 figures: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m lab figures $(FIGURES_ARGS)

@@ -38,11 +38,14 @@ from serve.worlds.store import WorldStore
 SWITCH_INTERVAL = 0.0005
 """Interpreter switch interval in seconds, a tenth of Python's default."""
 
+FIRST_DESCRIPTOR = 3
+"""Of the sockets that a supervisor passes (sd_listen_fds(3))."""
+
 
 def run(args: argparse.Namespace) -> None:
     """Serve as the options of `serve.start` say. Raises InputError."""
     keys = None if args.api_keys is None else read_keys(args.api_keys)
-    with listen(args.host, args.port) as listener:
+    with inherited_socket() or listen(args.host, args.port) as listener:
         serve(args, listener, keys)
 
 
@@ -138,12 +141,27 @@ def listen(host: str, port: int) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, port), family=family, backlog=256)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return listener
+        return _without_delay(socket.create_server((host, port), family=family, backlog=256))
     except OSError as error:
         reason = (error.strerror or str(error)).partition(" (")[0]
         raise InputError(f"cannot listen on {host} port {port}: {reason}; choose another --port, or 0") from error
+
+
+def inherited_socket() -> socket.socket | None:
+    """Return the socket that systemd listens on for this process, None if there is none.
+
+    Connections wait in it while the service restarts.
+    """
+    if os.environ.get("LISTEN_PID") != str(os.getpid()):
+        return None
+    if os.environ.get("LISTEN_FDS") != "1":
+        raise InputError(f"LISTEN_FDS: must be 1 socket, got {os.environ.get('LISTEN_FDS')!r}")
+    return _without_delay(socket.socket(fileno=FIRST_DESCRIPTOR))
+
+
+def _without_delay(listener: socket.socket) -> socket.socket:
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def _processors() -> int:

@@ -18,6 +18,9 @@ from serve.generation.service import Service
 FLUSH_SECONDS = 2
 """Time to send responses after the engine has stopped."""
 
+ARRIVAL_SECONDS = 0.5
+"""Time in which requests of the last connections arrive."""
+
 KEEP_ALIVE_SECONDS = 75
 """Idle time of a connection; longer than clients keep theirs (httpx, so openai: 5 s), because a request sent while the
 server closes the connection is lost."""
@@ -182,5 +185,8 @@ class Server(uvicorn.Server):
         self._service.draining, end = True, time.monotonic() + self._drain
         while time.monotonic() < end and not self.force_exit:  # a second SIGINT ends it
             await asyncio.sleep(0.1)
+        for server in self.servers:
+            server.close()  # further connections wait in the supervisor's socket, if there is one
+        await asyncio.sleep(ARRIVAL_SECONDS)
         asyncio.get_running_loop().call_later(self._grace, self._service.engine.stop)
         await super().shutdown(sockets)

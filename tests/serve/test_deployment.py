@@ -13,6 +13,7 @@ import pytest
 
 from loopwm import __main__ as command
 from loopwm.records.files import PACKAGED
+from serve.http import server
 from serve.start import build_parser
 
 ROOT = Path(__file__).parents[2]
@@ -107,7 +108,8 @@ def test_worlds_lie_where_image_and_unit_may_write():
     assert [str(args.worlds_file.parent)] == instructions("VOLUME") == instructions("WORKDIR")[-1:]
     args = build_parser().parse_args(shlex.split(unit("ExecStart"))[2:])
     assert args.worlds_file.parent.name == unit("StateDirectory")
-    assert int(unit("TimeoutStopSec")) > args.grace + 2
+    assert int(unit("TimeoutStopSec")) > args.grace + server.FLUSH_SECONDS + server.ARRIVAL_SECONDS
+    assert f"\nListenStream={args.host}:{args.port}\n" in (ROOT / "deploy/loopwm.socket").read_text(encoding="utf-8")
 
 
 def test_the_packaged_checkpoint_and_the_starts_are_part_of_the_package():

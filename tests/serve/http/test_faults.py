@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -239,6 +240,18 @@ def test_service_that_drains_is_not_ready_but_answers(serving, tiny_model):
         check_error(client.get("/ready"), 503, None, "stop")
         assert completion(client, max_tokens=3)
         client.server.force_exit = True
+
+
+def test_request_of_a_connection_taken_before_the_end_is_answered(serving, tiny_model, monkeypatch):
+    monkeypatch.setattr(server, "ARRIVAL_SECONDS", 5)
+    with serving(tiny_model) as client:
+        before = server.Connection.count
+        with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
+            assert wait_until(lambda: server.Connection.count > before)
+            client.server.should_exit = True
+            assert wait_until(lambda: not client.server.servers[0].is_serving())
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert connection.recv(12) == b"HTTP/1.1 200"
 
 
 def test_key_with_concurrent_limit_gets_429_beyond_it(serving, tiny_model):
