@@ -138,11 +138,11 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             stop.set()
             await running
             async with httpx.AsyncClient(timeout=None, trust_env=False) as client:
-                kept = {world: (await client.get(f"{base}/v1/worlds/{world}")).json() for world in worlds}
+                final = {world: (await client.get(f"{base}/v1/worlds/{world}")).json() for world in worlds}
         finally:
             service.kill()
             nginx.terminate()
-    lost = sum(max(0, count - kept[world]["imagined_steps"]) for world, count in load.steps.items())
+    lost = sum(max(0, count - final[world]["imagined_steps"]) for world, count in load.steps.items())
     p50, p99 = np.percentile(load.seconds, [50, 99])
     return {
         "restarts": len(downtimes),

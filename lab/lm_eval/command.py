@@ -17,7 +17,8 @@ from itertools import product
 from pathlib import Path
 
 from eval.commands.run import ascending
-from eval.models.fewshot import DEFAULT_SHOTS, INSTRUCTION, load_shots
+from eval.models.fewshot import INSTRUCTION, load_shots
+from eval.models.options import DEFAULT_SHOTS
 from eval.scores.metrics import HEADLINE
 from eval.scores.suites import Suite, load_suite, suite_names
 from loopwm.records.command import at_least_zero
