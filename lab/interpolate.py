@@ -33,7 +33,8 @@ def interpolate(first: Path, second: Path, share: float, out: Path) -> None:
         weights[name] = torch.lerp(weights[name], weight, share)
     model.load_state_dict(weights)
     model.config.tokens_per_byte = end.config.tokens_per_byte
-    export_model(model, tokenizer, out, TrainingEpisodes.load(second))
+    learned = TrainingEpisodes.load(first)
+    export_model(model, tokenizer, out, learned and learned.joined(TrainingEpisodes.load(second)))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -28,9 +28,15 @@ def symexp(x: Tensor) -> Tensor:
 def two_hot(x: Tensor) -> Tensor:
     """Encode values of any shape (...) as distributions over the bins, (..., BINS) float32."""
     places = (symlog(x.float()).clamp(-LIMIT, LIMIT) + LIMIT) * (BINS - 1) / (2 * LIMIT)
-    bins = torch.arange(BINS, device=x.device)
-    # A hat function around each bin: the two neighbours share the mass linearly, all others get 0.
-    return (1 - (places[..., None] - bins).abs()).clamp(min=0)
+    return shares(places, BINS)
+
+
+def shares(places: Tensor, count: int) -> Tensor:
+    """Return the shares of `count` bins in places between them: (...) in bins -> (..., count).
+
+    A hat function around each bin: the two neighbours share the mass linearly, all others get 0.
+    """
+    return (1 - (places[..., None] - torch.arange(count, device=places.device)).abs()).clamp(min=0)
 
 
 def two_hot_loss(logits: Tensor, target: Tensor) -> Tensor:
@@ -47,19 +53,6 @@ def two_hot_value(logits: Tensor) -> Tensor:
     DreamerV3, equation 10 takes the mean of symexps.
     """
     return symexp((logits.float().softmax(-1) * _centres(logits)).sum(-1))
-
-
-def two_hot_mode(logits: Tensor) -> Tensor:
-    """Return the most probable value, symexp of the mean of the two neighbouring bins with the most mass.
-
-    (..., BINS) -> (...) float32. Use it where a reward is all or nothing: the mean is then a value that never occurs.
-    Ties go to the pair next to 0.
-    """
-    shares, centres = (bins.unfold(-1, 2, 1) for bins in (logits.float().softmax(-1), _centres(logits)))
-    # 1e-6 per unit of symlog is far below the shares: it breaks ties only.
-    best = (shares.sum(-1) - 1e-6 * centres.mean(-1).abs()).argmax(-1, keepdim=True)
-    pair = shares.gather(-2, best[..., None].expand(*best.shape, 2))[..., 0, :]
-    return symexp((pair * centres[best[..., 0]]).sum(-1) / pair.sum(-1))
 
 
 def _centres(logits: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from loopwm.core.twohot import BINS, LIMIT, symexp, symlog, two_hot, two_hot_loss, two_hot_mode, two_hot_value
+from loopwm.core.twohot import BINS, LIMIT, symexp, symlog, two_hot, two_hot_loss, two_hot_value
 
 VALUES = torch.tensor([0.0, 1e-3, -0.01, 0.05, -1.0, 3.7, -250.0, 1e6, -4e8])
 
@@ -13,17 +13,6 @@ VALUES = torch.tensor([0.0, 1e-3, -0.01, 0.05, -1.0, 3.7, -250.0, 1e6, -4e8])
 def test_a_value_survives_the_round_trip_through_its_distribution():
     torch.testing.assert_close(symexp(symlog(VALUES)), VALUES, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(two_hot_value(two_hot(VALUES).log()), VALUES, rtol=1e-4, atol=1e-5)
-
-
-def test_the_likeliest_value_is_one_of_a_mixtures_and_the_mean_lies_between():
-    assert two_hot_mode(torch.zeros(1, BINS)).abs().item() < 2 * LIMIT / (BINS - 1)
-    torch.testing.assert_close(two_hot_mode(two_hot(VALUES).log()), VALUES, rtol=1e-4, atol=1e-5)
-    shares = torch.tensor([[0.6], [0.4]]) * two_hot(torch.tensor([1.0, 0.0])) + 1e-9
-    assert two_hot_mode(shares.sum(0).log()).item() == pytest.approx(1.0, abs=1e-4)
-    assert two_hot_mode(torch.stack([shares.sum(0), 1e-9 + shares[1]]).log()).tolist() == pytest.approx(
-        [1, 0], abs=1e-4
-    )
-    assert 0.3 < two_hot_value(shares.sum(0).log()).item() < 0.6
 
 
 def test_mass_lies_on_the_two_bins_around_the_value_and_sums_to_one():

@@ -111,7 +111,7 @@ def test_a_run_with_every_term_logs_them_and_resumes_with_its_median_and_its_hor
     resumed.run()
     records = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
     again = [json.loads(line) for line in (parts / "metrics.jsonl").read_text().splitlines()]
-    names = {"reward_loss", "reward_error", "continue_loss", "continue_accuracy", "consistency_loss"}
+    names = {"reward_loss", "reward_accuracy", "continue_loss", "continue_accuracy", "consistency_loss"}
     names |= {"contraction_loss", "latent_step_rms", "first_step_rms", "c_max"}
     assert names <= records[3].keys()
     assert [max(int(k[6:]) for k in r if k.startswith("loss_k")) for r in records if r["kind"] == "train"] == [

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from loopwm.core.twohot import BINS, two_hot_mode, two_hot_value
-
-POINTS = 100.0
-"""Points of score that make a reward of 1."""
+MOST_POINTS = 127
+"""Largest reward, in points of either sign, that has a class of its own; larger ones are clipped."""
 
 EPS = 1e-6
 
 
-def _pooled(h_NMD: Tensor) -> Tensor:
+def pooled(h_NMD: Tensor) -> Tensor:
+    """Return what every head reads: the mean over slots, each of unit root mean square. (N, M, D) -> (N, D)."""
     return unit(h_NMD).mean(1)
 
 
@@ -31,7 +31,7 @@ def unit(h: Tensor) -> Tensor:
 class Predictions:
     """Predictions of the heads for N steps.
 
-    reward: (N,) most probable score difference of the last step in points; expected_reward: (N,) its mean;
+    reward: (N,) most probable score difference of the last step in whole points; expected_reward: (N,) its mean;
     continuation: (N,) probability that the episode continues.
     """
 
@@ -41,32 +41,33 @@ class Predictions:
 
 
 class PredictionHeads(nn.Module):
-    """Predict reward (symlog two-hot logits) and continuation (one logit) from the mean of h_k over its slots.
+    """Predict reward (a logit for each number of points) and continuation (one logit) from the mean of h_k's slots.
 
-    LoopWM, equation 3: r_hat and c_hat. Both start at zero: a reward of about 0 and an even chance.
+    LoopWM, equation 3: r_hat and c_hat. Scores are whole numbers, and classes do not blur two rewards into one between
+    them that is never paid. Both start at zero: a reward of 0 and an even chance.
     """
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.reward = nn.Linear(dim, BINS)
+        self.points = nn.Linear(dim, 2 * MOST_POINTS + 1)
         self.continuation = nn.Linear(dim, 1)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        for linear in (self.reward, self.continuation):
-            nn.init.zeros_(linear.weight)
-            nn.init.zeros_(linear.bias)
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
 
     def forward(self, h_NMD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return reward logits (N, BINS) and continuation logits (N,)."""
-        pooled = _pooled(h_NMD)
-        return self.reward(pooled), self.continuation(pooled)[:, 0]
+        """Return logits of -MOST_POINTS .. MOST_POINTS points (N, C) and continuation logits (N,)."""
+        mean_ND = pooled(h_NMD)
+        return self.points(mean_ND), self.continuation(mean_ND)[:, 0]
 
     def predict(self, h_NMD: Tensor) -> Predictions:
-        reward, continuation = self(h_NMD)
-        return Predictions(
-            POINTS * two_hot_mode(reward), POINTS * two_hot_value(reward), continuation.float().sigmoid()
-        )
+        logits_NC, continuation = self(h_NMD)
+        points = torch.arange(-MOST_POINTS, MOST_POINTS + 1, device=logits_NC.device, dtype=torch.float32)
+        share_NC = logits_NC.float().softmax(-1)
+        best = (share_NC - 1e-6 * points.abs()).argmax(-1)  # ties go to 0
+        return Predictions(points[best], share_NC @ points, continuation.float().sigmoid())
 
 
 class BagHead(nn.Linear):
@@ -83,7 +84,7 @@ class BagHead(nn.Linear):
 
     def forward(self, h_NMD: Tensor) -> Tensor:
         """Return queries (N, D)."""
-        return super().forward(_pooled(h_NMD))
+        return super().forward(pooled(h_NMD))
 
 
 class MonitorHead(nn.Linear):
@@ -98,4 +99,4 @@ class MonitorHead(nn.Linear):
 
     def forward(self, h_NMD: Tensor) -> Tensor:
         """Return (N, D), every row of length 1."""
-        return F.normalize(super().forward(_pooled(h_NMD)).float(), dim=-1)  # compared with unit vectors
+        return F.normalize(super().forward(pooled(h_NMD)).float(), dim=-1)  # compared with unit vectors

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from loopwm.core import DepthPlan
-from loopwm.core.twohot import two_hot_loss, two_hot_value
+from loopwm.core.twohot import shares
 from loopwm.text.data.collate import BranchSteps, PackedBatch, TreeBatch, WordBags, branch_mask
 from loopwm.text.data.tree import IGNORED, QUERY_HORIZON, STATE_KINDS, STATE_NAMES
 from loopwm.text.data.tree_attention import BranchMask, TreeMask
 from loopwm.text.model.configuration import LoopWMConfig
-from loopwm.text.model.heads import POINTS, BagHead
+from loopwm.text.model.heads import MOST_POINTS, BagHead
 from loopwm.text.model.modeling import LoopWMForCausalLM, LoopWMModel, LoopWMOutput
 from loopwm.text.model.propagation import run_stages
 from loopwm.text.training.config import ObjectiveConfig
@@ -150,16 +150,18 @@ class Outcomes:
         return self.supervised & ~self.reward.isnan()
 
 
-def reward_loss(logits_NK: Tensor, outcomes: Outcomes) -> Term:
-    """Two-hot cross-entropy of the rewards at supervised steps (LoopWM, equation 10: l_rew), summed.
+def reward_loss(logits_NC: Tensor, outcomes: Outcomes) -> Term:
+    """Cross-entropy of the rewards at supervised steps (LoopWM, equation 10: l_rew), summed.
 
-    Diagnostics: reward_loss, and reward_error: mean absolute error in points.
+    The two classes around a reward that is no whole number share the target. Diagnostics: reward_loss, and
+    reward_accuracy: the share of steps whose most probable class is nearest to the reward.
     """
     wanted = outcomes.recorded
-    logits, target = logits_NK[wanted], outcomes.reward[wanted]
-    loss = two_hot_loss(logits, target / POINTS)
-    error = (POINTS * two_hot_value(logits) - target).abs()
-    return loss.sum(), {"reward_loss": _pair(loss), "reward_error": _pair(error)}
+    logits, reward = logits_NC[wanted].float(), outcomes.reward[wanted]
+    target = shares(reward.clamp(-MOST_POINTS, MOST_POINTS) + MOST_POINTS, logits.shape[-1])
+    loss = F.cross_entropy(logits, target, reduction="none")
+    right = (logits.argmax(-1) == target.argmax(-1)).float()
+    return loss.sum(), {"reward_loss": _pair(loss), "reward_accuracy": _pair(right)}
 
 
 def continuation_loss(logits_N: Tensor, outcomes: Outcomes) -> Term:

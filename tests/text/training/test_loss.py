@@ -10,9 +10,9 @@ import torch
 from torch.nn import functional as F
 
 from loopwm.core import DepthPlan
-from loopwm.core.twohot import BINS, two_hot
 from loopwm.text.data.collate import TreeBatch
 from loopwm.text.data.tree import Branch, RowBuilder, RowPlan, TargetWeights
+from loopwm.text.model.heads import MOST_POINTS, PredictionHeads
 from loopwm.text.training.config import ObjectiveConfig
 from loopwm.text.training.loss import (
     MEDIAN_STEPS,
@@ -182,7 +182,7 @@ def _before_norm(model, x: torch.Tensor) -> torch.Tensor:
 def test_reward_and_continuation_are_charged_at_supervised_steps_only(builder, episode, terminal_only):
     batch = batch_of(builder, episode, terminal_only)
     generator = torch.Generator().manual_seed(3)
-    reward = torch.randn(len(batch.steps.row), BINS, generator=generator)
+    reward = torch.randn(len(batch.steps.row), 2 * MOST_POINTS + 1, generator=generator)
     ends = torch.randn(len(batch.steps.row), generator=generator)
     expected_reward = expected_end = 0.0
     i, count = 0, 0
@@ -190,8 +190,10 @@ def test_reward_and_continuation_are_charged_at_supervised_steps_only(builder, e
         for k in range(1, deepest + 1):
             if terminal_only and k < deepest:
                 continue
-            target = two_hot(torch.tensor(episode.rewards[start + k] / 100))
-            expected_reward -= (target * reward[i + k].log_softmax(-1)).sum().item()
+            below, above = math.floor(episode.rewards[start + k]), math.ceil(episode.rewards[start + k])
+            logs = reward[i + k].log_softmax(-1)[[below + MOST_POINTS, above + MOST_POINTS]]
+            share = episode.rewards[start + k] - below
+            expected_reward -= ((1 - share) * logs[0] + share * logs[1]).item()
             chance = ends[i + k].sigmoid()
             expected_end -= (1 - chance if episode.dones[start + k] else chance).log().item()
             count += 1
@@ -236,7 +238,7 @@ def test_rewards_nobody_recorded_are_not_charged(builder, episode):
     batch = batch_of(builder, replace(episode, steps=steps))
     outcomes = Outcomes.of([batch.steps, batch.trunk_steps])
     steps = len(batch.steps.row) + len(batch.trunk_steps.row)
-    assert reward_loss(torch.zeros(steps, BINS), outcomes)[0].item() == 0
+    assert reward_loss(torch.zeros(steps, 2 * MOST_POINTS + 1), outcomes)[0].item() == 0
     assert continuation_loss(torch.zeros(steps), outcomes)[0].item() == 0
 
 
@@ -257,8 +259,18 @@ def test_reward_and_continuation_can_be_learned_from_the_latents(builder, episod
     with torch.no_grad():
         predicted = model.model.heads.predict(h)
     charged = batch.steps.supervised
-    torch.testing.assert_close(predicted.reward[charged], batch.steps.reward[charged], atol=1.0, rtol=0)
+    torch.testing.assert_close(predicted.reward[charged], batch.steps.reward[charged], atol=0.5, rtol=0)
     assert ((predicted.continuation[charged] < 0.5) == batch.steps.done[charged]).all()
+
+
+def test_the_predicted_reward_is_the_likeliest_and_not_one_between():
+    heads = PredictionHeads(4)
+    assert heads.predict(torch.randn(1, 1, 4)).reward.item() == 0
+    with torch.no_grad():
+        heads.points.bias[MOST_POINTS + torch.tensor([0, 60, 66])] = torch.tensor([0.2, 0.5, 0.3]).log() + 30
+        predicted = heads.predict(torch.randn(2, 1, 4))
+    assert predicted.reward.tolist() == [60, 60]
+    torch.testing.assert_close(predicted.expected_reward, torch.full((2,), 0.5 * 60 + 0.3 * 66))
 
 
 def cut(rows, depths: list[int], groups: list[list[int]]) -> list[tuple[TreeBatch, DepthPlan]]:
