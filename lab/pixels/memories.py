@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lab.pixels.mamba import Mamba
-from loopwm.core import AttentionInputs, DepthPlan, LoopedCore, causal_attention
+from loopwm.core.block import AttentionInputs, causal_attention
+from loopwm.core.depth import DepthPlan
 from loopwm.core.injection import identity_
+from loopwm.core.looped import LoopedCore
 from loopwm.pixel.dynamics import Depth, Rotary1D
 from loopwm.pixel.edeline.memory import Memory, MemoryConfig
 

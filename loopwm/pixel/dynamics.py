@@ -14,7 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from loopwm.core import AttentionInputs, CoreConfig, CoreOutput, DepthPlan, KVCache, LoopedCore, rotary_angles
+from loopwm.core.block import AttentionInputs, rotary_angles
+from loopwm.core.depth import DepthPlan
+from loopwm.core.kv_cache import KVCache
+from loopwm.core.looped import CoreConfig, CoreOutput, LoopedCore
 
 SPATIAL_SHARE = 3, 4
 """Share of a head's pairs that rotate with space, those of the highest frequencies (VideoRoPE)."""

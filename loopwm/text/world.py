@@ -27,9 +27,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
 
-from loopwm.core import ExitRule, Fixed, KVCache, RaggedBatch, quick_products
+from loopwm.core.exit_rules import ExitRule, Fixed
+from loopwm.core.kv_cache import KVCache, RaggedBatch
 from loopwm.records import template
 from loopwm.records.template import Context, ContextTooLongError, FormatError, Transition
+from loopwm.runtime import quick_products
 from loopwm.text.decoding import DOUBTFUL, Decoded, Decoder, Hypothesis, MemoryText
 from loopwm.text.drafts import Lookup, SharedText
 from loopwm.text.memory import Memory

@@ -15,13 +15,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
-from loopwm.core import quick_products
 from loopwm.pixel.registry import AGENTS
 from loopwm.pixel.registry import SYSTEMS as PIXEL_SYSTEMS
 from loopwm.records.command import exit_status, script_parser
 from loopwm.records.config import read_sections
 from loopwm.records.errors import InputError
-from loopwm.runtime import keep_everything
+from loopwm.runtime import keep_everything, quick_products
 from loopwm.text.training.config import training_config
 
 # Import torch late: it takes seconds, and a bad configuration should fail at once.

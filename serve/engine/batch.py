@@ -13,7 +13,8 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
-from loopwm.core import ExitRule, Fixed, KVCache, RaggedBatch
+from loopwm.core.exit_rules import ExitRule, Fixed
+from loopwm.core.kv_cache import KVCache, RaggedBatch
 from loopwm.text.drafts import MOST_DRAFTED, Lookup, SharedText, as_text
 from serve.engine.forward import ModelRunner
 from serve.engine.requests import Event, Request, Scores

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from loopwm.core import KVCache, allocated_bytes
+from loopwm.core.kv_cache import KVCache, allocated_bytes
 
 BLOCK = 16
 """Tokens of a block. Prompts are matched by whole blocks; shorter prefixes are not cached."""

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from loopwm.core import ExitRule, KVCache
+from loopwm.core.exit_rules import ExitRule
+from loopwm.core.kv_cache import KVCache
 from loopwm.text.decoding import MemoryText
 from loopwm.text.drafts import Lookup
 from serve.engine.forward import ForwardBatch, ForwardGenerator

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from loopwm.core import RULES, ExitRule, Fixed, make_rule, numbers_of
+from loopwm.core.exit_rules import RULES, ExitRule, Fixed, make_rule, numbers_of
 from loopwm.records.template import FormatError
 from serve.engine.engine import DeadlineError as DeadlineError
 from serve.engine.engine import Engine

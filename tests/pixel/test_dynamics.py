@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from loopwm.core import CoreConfig, DepthPlan
+from loopwm.core.depth import DepthPlan
+from loopwm.core.looped import CoreConfig
 from loopwm.pixel.dynamics import LoopedAttention, Rotary1D, Rotary3D
 
 B, T, N, D, WINDOW = 3, 6, 5, 32, 4

@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from loopwm.core import quick_products
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json, write_atomic
-from loopwm.runtime import keep_everything, product_rate
+from loopwm.runtime import keep_everything, product_rate, quick_products
 from loopwm.text.model.configuration import LoopWMConfig
 from loopwm.text.model.flops import training_flops
 from loopwm.text.training.config import TrainingConfig, training_config
