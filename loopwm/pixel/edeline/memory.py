@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from loopwm.pixel.dynamics import Depth, FrameCache, LoopedAttention, LoopedConfig, Rotary1D, require_at_least
+from loopwm.pixel.dynamics import Depth, FrameCache, LoopedAttention, LoopedConfig, require_at_least
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Memory(nn.Module):
     def __init__(self, config: MemoryConfig) -> None:
         super().__init__()
         self.config = config
-        self.module = LoopedAttention(config.core(), Rotary1D(config.dim // config.heads), config.window)
+        self.module = LoopedAttention(config.core(), config.window)
 
     def initial(self, batch: int, device: torch.device) -> MemoryState:
         return MemoryState(self.module.initial(batch, device), torch.zeros(batch, dtype=torch.long, device=device))
