@@ -137,8 +137,9 @@ class FrameCache:
         if self.episodes.shape[1] or not other.episodes.shape[1]:
             return self
         batch, frames = len(self.episodes), other.episodes.shape[1]
-        any_row = torch.zeros(batch, dtype=torch.long, device=other.episodes.device)
-        return FrameCache(other.columns.select(any_row), self.episodes.new_full((batch, frames), NO_EPISODE))
+        columns = other.columns.select(torch.zeros(batch, dtype=torch.long, device=other.episodes.device))
+        columns.next_position = self.columns.next_position
+        return FrameCache(columns, self.episodes.new_full((batch, frames), NO_EPISODE))
 
 
 def replace_rows(state: Any, rows: Tensor, fresh: Any) -> Any:
