@@ -56,11 +56,6 @@ class PrefixCache:
                 self._entries.popitem(last=False)
         return allocated_bytes() + needed <= self.max_bytes
 
-    def clear(self) -> None:
-        with self._lock:
-            self._entries.clear()
-            self._blocks.clear()
-
     def put_prompt(self, ids: tuple[int, ...], loops: int, state: KVCache) -> None:
         """Cache the state of a prompt: one row without padding, which must not change any more."""
         if len(ids) < BLOCK:
