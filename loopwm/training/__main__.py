@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from loopwm.pixel.registry import AGENTS
 from loopwm.pixel.registry import SYSTEMS as PIXEL_SYSTEMS
-from loopwm.records.command import exit_status, script_parser
+from loopwm.records.command import doc_parser, exit_status
 from loopwm.records.config import read_sections
 from loopwm.records.errors import InputError
 from loopwm.runtime import keep_everything, quick_products
@@ -73,7 +73,7 @@ they are mostly short attention, whose backward pass `attention_products` does n
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = script_parser("loopwm.training", __doc__)
+    parser = doc_parser("python -m loopwm.training", __doc__)
     parser.add_argument("--config", type=Path, required=True, help="YAML file, see configs/")
     parser.add_argument("--out", type=Path, required=True, help="run folder; an interrupted run in it is resumed")
     parser.add_argument("--start-from", type=Path, help="checkpoint of another run that a fresh one goes on from")

@@ -23,7 +23,7 @@ from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, ConcurrencyConfig, EnvironmentMetadata, Observation, State
 from pydantic import Field
 
-from loopwm.records.command import above_zero, script_parser
+from loopwm.records.command import above_zero, doc_parser
 from loopwm.records.errors import InputError
 from loopwm.records.template import CONTEXT_KINDS, Context
 from loopwm.worlds.gym import MAX_ACTION, ImaginedTextEnv, read_starts
@@ -101,7 +101,7 @@ def create_app(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = script_parser("loopwm.worlds.openenv", __doc__)
+    parser = doc_parser("python -m loopwm.worlds.openenv", __doc__)
     parser.add_argument("--starts", type=Path, required=True, help="window file: episodes start where its windows do")
     parser.add_argument("--context", choices=CONTEXT_KINDS, default="snapshot", help="default: snapshot")
     parser.add_argument("--model", help="checkpoint folder, by default the packaged one; with --url its name there")
