@@ -151,17 +151,13 @@ class _Read:
 
 
 class RecordingPlayer(ActorCriticPlayer):
-    def __init__(
-        self, network: ActorCriticNetwork, reader: InputReader, count: int, generator: torch.Generator
-    ) -> None:
-        super().__init__(network, reader, count, generator)
-        self._ahead: _Read | None = None
-        self._read: list[_Read] = []
+    _ahead: _Read | None = None
+    _read: tuple[_Read, ...] = ()
 
     @torch.no_grad()
     def __call__(self, obs: Array, first: Array, info: dict[str, Any]) -> Array:
         now, self._ahead = self._ahead or self._reading(obs, first, info), None  # `play` may have read this step ahead
-        self._read.append(now)
+        self._read += (now,)
         return self.act(now.inputs, now.first, now.fresh)
 
     def _reading(self, obs: Array, first: Array, info: dict[str, Any]) -> _Read:
@@ -186,7 +182,7 @@ class RecordingPlayer(ActorCriticPlayer):
         result = rollout(env, self, steps, env_state)
         now = result.env_state
         self._ahead = self._reading(now.obs, now.first, now.info)
-        read, self._read = [*self._read, self._ahead], []
+        read, self._read = [*self._read, self._ahead], ()
         inputs, first, fresh = (
             torch.stack([getattr(r, name) for r in read], 1) for name in ("inputs", "first", "fresh")
         )

@@ -37,7 +37,7 @@ class _RecordedStep:
 
 
 class RolloutCollector:
-    """Recurrent policy for a vector of environments that records its steps until the next `pop_steps`.
+    """Recurrent policy for a vector of environments that records its steps; `play` takes them away.
 
     An imagined world begins in the middle of an episode: its memory is warmed up on the context frames.
     """
@@ -46,7 +46,7 @@ class RolloutCollector:
         self.policy, self.generator = policy, generator
         self.device = next(policy.parameters()).device
         self.memory = policy.initial(count, self.device)
-        self._steps: list[_RecordedStep] = []
+        self.steps: list[_RecordedStep] = []
 
     @torch.no_grad()
     def __call__(self, obs: Array, first: Array, info: dict[str, Any]) -> Array:
@@ -55,7 +55,7 @@ class RolloutCollector:
         out = self.policy.step(self._tensor(obs), torch.where(began[:, None], fresh, self.memory))
         action, log_p = sample_action(out.logits.cpu(), self.generator)  # the generator is the CPU's
         self.memory = out.memory
-        self._steps.append(_RecordedStep(fresh, log_p.to(self.device), out.value, out.memory))
+        self.steps.append(_RecordedStep(fresh, log_p.to(self.device), out.value, out.memory))
         return action.numpy()
 
     def _fresh(self, first: Array, info: dict[str, Any]) -> Tensor:
@@ -74,11 +74,6 @@ class RolloutCollector:
     def _tensor(self, frames: Array) -> Tensor:
         return torch.from_numpy(frames).to(self.device)
 
-    def pop_steps(self) -> list[_RecordedStep]:
-        """Return the steps since the last call."""
-        steps, self._steps = self._steps, []
-        return steps
-
     @torch.no_grad()
     def value_of(self, obs: Array, memory: Tensor) -> Tensor:
         """Return values (B,) of frames given a memory (B, Y), which does not change."""
@@ -91,7 +86,7 @@ def play(
     """Play on from a state of the environments; return what to learn from and the rollout."""
     memory = player.memory
     result = rollout(env, player, steps, env_state)
-    records, s = player.pop_steps(), as_learned(result.segments)
+    records, player.steps, s = player.steps, [], as_learned(result.segments)
     value = torch.stack([step.value for step in records], 1)
     tensors = {
         name: torch.from_numpy(getattr(s, name)).to(player.device)
