@@ -18,10 +18,10 @@ from typing import Any, Protocol
 from loopwm.pixel.registry import AGENTS
 from loopwm.pixel.registry import SYSTEMS as PIXEL_SYSTEMS
 from loopwm.records.command import doc_parser, exit_status
-from loopwm.records.config import read_sections
+from loopwm.records.config import read_sections, typed
 from loopwm.records.errors import InputError
 from loopwm.runtime import keep_everything, quick_products
-from loopwm.text.training.config import training_config
+from loopwm.text.training.config import TrainingConfig
 
 # Import torch late: it takes seconds, and a bad configuration should fail at once.
 
@@ -36,7 +36,7 @@ Sections = dict[str, Any]
 
 
 def _text(sections: Sections, folder: Path, start_from: Path | None) -> Training:
-    config = training_config(sections)
+    config = typed(TrainingConfig, sections)
     from loopwm.text.training.program import TextProgram
     from loopwm.trainer.trainer import Trainer
 
