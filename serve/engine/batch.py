@@ -167,7 +167,7 @@ def _keep(group: Group, stays: Sequence[bool]) -> Group:
 
 
 def _sample(request: Request, logits_V: Tensor, end_token: int) -> int:
-    if not request.may_end():
+    if request.params.ignore_end or request.num_output_tokens < request.params.min_tokens:
         logits_V = logits_V.clone()  # a row of the batch's logits, whose scores stay unmasked
         logits_V[end_token] = -torch.inf
     return sample(logits_V, request.params, request.generator)

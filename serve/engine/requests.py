@@ -144,10 +144,6 @@ class Request(WorkItem):
     def dropped(self) -> bool:
         return super().dropped and all(sibling.dropped for sibling in self.siblings)
 
-    def may_end(self) -> bool:
-        """Return True if the end token may be sampled now."""
-        return not self.params.ignore_end and self.num_output_tokens >= self.params.min_tokens
-
     def emit(self, event: Event, end_token: int) -> bool:
         """Deliver a token of a decode step; return True if generation continues."""
         token = event.token

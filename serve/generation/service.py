@@ -219,9 +219,6 @@ class Service:
         """Return the text of tokens, special tokens included."""
         return self._texts[ids[0]] if len(ids) == 1 else str(self._tokenizer.decode(list(ids)))
 
-    def is_end(self, token: int) -> bool:
-        return token == self._tokenizer.eos_token_id
-
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
