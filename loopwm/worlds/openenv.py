@@ -124,10 +124,5 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def packaged() -> Callable[[], Worlds]:
-    """Return a factory of worlds of the packaged checkpoint."""
-    return make_worlds(None, None, None).fresh
-
-
 if __name__ == "__main__":
     sys.exit(main())
