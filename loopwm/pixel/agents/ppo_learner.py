@@ -74,11 +74,6 @@ class RolloutCollector:
     def _tensor(self, frames: Array) -> Tensor:
         return torch.from_numpy(frames).to(self.device)
 
-    @torch.no_grad()
-    def value_of(self, obs: Array, memory: Tensor) -> Tensor:
-        """Return values (B,) of frames given a memory (B, Y), which does not change."""
-        return self.policy.step(self._tensor(obs), memory).value
-
 
 def play(
     env: VectorEnv[Any, Any, Any], player: RolloutCollector, steps: int, env_state: EnvState
@@ -103,6 +98,7 @@ def play(
     return trajectories, result
 
 
+@torch.no_grad()
 def _next_values(player: RolloutCollector, s: Segments, value: Tensor, records: list[_RecordedStep]) -> Tensor:
     """Return the value (B, T) after each step; where an episode ends, of its own last frame."""
     # The last step bootstraps too: its next frame is not in the rollout, so it is evaluated separately.
@@ -113,7 +109,8 @@ def _next_values(player: RolloutCollector, s: Segments, value: Tensor, records: 
     for t in np.flatnonzero(bootstrapped.any(0)):
         rows = np.flatnonzero(bootstrapped[:, t])
         places = torch.from_numpy(rows).to(player.device)
-        after[places, t] = player.value_of(s.next_obs[rows, t], records[t].memory[places])
+        last = torch.from_numpy(s.next_obs[rows, t]).to(player.device)
+        after[places, t] = player.policy.step(last, records[t].memory[places]).value
     return after
 
 
