@@ -80,17 +80,8 @@ class LoopedConfig:
             raise ValueError(f"default_depth: must be at most max_loops ({self.max_loops}), got {self.default_depth}")
 
     def core(self) -> CoreConfig:
-        return CoreConfig(
-            dim=self.dim,
-            heads=self.heads,
-            head_dim=self.dim // self.heads,
-            mlp_dim=self.mlp_dim,
-            prelude_layers=self.prelude_layers,
-            block_layers=self.block_layers,
-            coda_layers=self.coda_layers,
-            max_loops=self.max_loops,
-            norm_eps=1e-6,
-        )
+        same = {each.name: getattr(self, each.name) for each in fields(CoreConfig) if hasattr(self, each.name)}
+        return CoreConfig(head_dim=self.dim // self.heads, norm_eps=1e-6, **same)
 
 
 def require_at_least(least: int, config: object, *names: str) -> None:
