@@ -82,9 +82,8 @@ def plan_chunks(plan: CollectionPlan, environment: Environment) -> list[Chunk]:
         chosen = _choose_variations(plan, task, list(environment.variations(task, plan.split)))
         for first in range(0, len(chosen), CHUNK):
             chunks.append(Chunk(task, first, tuple(chosen[first : first + CHUNK])))
-    return sorted(
-        chunks, key=lambda chunk: chunk.first
-    )  # all tasks in turn, so that an interrupted collection is balanced
+    # All tasks in turn, so that an interrupted collection is balanced.
+    return sorted(chunks, key=lambda chunk: chunk.first)
 
 
 def _choose_variations(plan: CollectionPlan, task: str, variations: list[int | str]) -> list[int | str]:

@@ -19,7 +19,7 @@ from data_prep.environments import ENVIRONMENTS, declared, family_of, find_envir
 from eval.__main__ import main as eval_main
 from eval.models.checkpoint import read_depth
 from eval.scores.metrics import METRICS, Metric, names_of
-from loopwm.core import RULES, format_rule, make_rule, numbers_of
+from loopwm.core.exit_rules import RULES, format_rule, make_rule, numbers_of
 from serve.http import bodies
 
 ROOT = Path(__file__).parents[1]

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from eval.scores.predictions import Prediction
-from loopwm.core import ExitRule, Fixed, format_rule, parse_rule
+from loopwm.core.exit_rules import ExitRule, Fixed, format_rule, parse_rule
 from loopwm.records.errors import InputError
 from loopwm.records.files import sha256_of_files
 from loopwm.records.template import LONGEST_OBSERVATION, Context, ContextKind, FormatError, window_context

@@ -15,7 +15,7 @@ import time
 import torch
 
 from lab.pixels.memories import MemoryModule, ModuleConfig
-from loopwm.core import DepthPlan
+from loopwm.core.depth import DepthPlan
 
 MODULES = {
     "gru": ModuleConfig(kind="gru", dim=64, heads=4, mlp_dim=128),

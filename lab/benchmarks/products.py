@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from loopwm.core import attention_products, quick_products
+from loopwm.runtime import attention_products, quick_products
 
 SHAPES = ((256, 256), (256, 1024), (1024, 256), (256, 2048))
 """Inputs and outputs of the model's linear layers."""

@@ -25,7 +25,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from loopwm.records.command import above_zero, positive, script_parser
+from loopwm.records.command import above_zero, doc_parser, positive
 from loopwm.records.files import PACKAGED
 
 WORLDS = 32
@@ -158,7 +158,7 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = script_parser(__spec__.name, __doc__)
+    parser = doc_parser(f"python -m {__spec__.name}", __doc__)
     parser.add_argument("--model", type=Path, default=PACKAGED, help="checkpoint folder")
     parser.add_argument("--restarts", type=positive, default=20)
     parser.add_argument("--rate", type=above_zero, default=50.0, help="requests per second (default: 50)")

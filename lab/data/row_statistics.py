@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from loopwm.records.command import exit_status, script_parser
+from loopwm.records.command import doc_parser, exit_status
 from loopwm.records.errors import InputError
 from loopwm.text.data.collate import row_widths
 from loopwm.text.data.data_loader import LoaderState, PlannedRow, partition
@@ -95,7 +95,7 @@ def run(config: Path, overrides: Sequence[str], steps: int) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = script_parser("lab.data.row_statistics", __doc__)
+    parser = doc_parser("python -m lab.data.row_statistics", __doc__)
     parser.add_argument("--config", type=Path, required=True, help="training configuration")
     parser.add_argument("--steps", type=int, default=100, help="optimiser steps to look at (default: %(default)s)")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to the configuration")

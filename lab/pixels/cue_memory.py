@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from eval.scores.tables import table
 from lab.pixels.memories import MemoryModule, ModuleConfig
-from loopwm.core import DepthPlan
+from loopwm.core.depth import DepthPlan
 from loopwm.records.files import read_json, write_atomic, write_json
 from loopwm.records.provenance import provenance
 

@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lab.pixels.mamba import Mamba
-from loopwm.core import AttentionInputs, DepthPlan, LoopedCore, causal_attention
+from loopwm.core.block import AttentionInputs, causal_attention
+from loopwm.core.depth import DepthPlan
 from loopwm.core.injection import identity_
-from loopwm.pixel.dynamics import Depth, Rotary1D
+from loopwm.core.looped import LoopedCore
+from loopwm.pixel.dynamics import Depth, axial_angles
 from loopwm.pixel.edeline.memory import Memory, MemoryConfig
 
 CARRIED = 3.0
@@ -66,7 +68,7 @@ class Recurrence(nn.Module):
 
     def __init__(self, config: ModuleConfig) -> None:
         super().__init__()
-        self.core, self.rotary = StepCore(config.core()), Rotary1D(config.dim // config.heads)
+        self.core = StepCore(config.core())
         self.carry = nn.Linear(config.dim, config.dim, bias=False)
         identity_(self.carry.weight)
         with torch.no_grad():
@@ -74,7 +76,8 @@ class Recurrence(nn.Module):
 
     def forward(self, x: Tensor, depth: Depth) -> Tensor:
         core, rows = self.core, x.flatten(0, 1)[:, None]
-        at = AttentionInputs(*self.rotary.angles(torch.zeros(len(rows), 1, 1, device=x.device)))
+        axes = [0] * (core.config.head_dim // 2)
+        at = AttentionInputs(*axial_angles(torch.zeros(len(rows), 1, 1, device=x.device), axes))
         p = core.run_prelude(rows, at).unflatten(0, x.shape[:2])
         # B_bar once for all steps, not B_bar e of each.
         step_size = F.softplus(core.injection.b.float())[:, None]

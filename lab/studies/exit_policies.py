@@ -15,8 +15,7 @@ from torch import Tensor
 from eval.models.checkpoint import CheckpointPredictor
 from eval.scores.predictions import Prediction, append_lines, drop_torn_line
 from lab.studies.window_scores import encoded
-from loopwm.core import ExitRule, Fixed
-from loopwm.core.exit_rules import LoopView, SameInEveryPass, exit_rule
+from loopwm.core.exit_rules import ExitRule, Fixed, LoopView, SameInEveryPass, exit_rule
 from loopwm.records.files import read_json_lines
 from loopwm.records.template import LONGEST_OBSERVATION, ContextKind
 from loopwm.records.windows import Window

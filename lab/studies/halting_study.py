@@ -26,7 +26,7 @@ from lab.reports.figures import in_points, save_figure
 from lab.studies.differences import ALL, Difference, differences
 from lab.studies.exit_policies import ExitPolicy, MeanLoops, PolicyPredictor, random_policy, read_mean_loops
 from lab.studies.window_scores import Scores, read_scores, score, select_windows
-from loopwm.core import RULES, Fixed, make_rule, numbers_of
+from loopwm.core.exit_rules import RULES, Fixed, make_rule, numbers_of
 from loopwm.records.errors import InputError
 from loopwm.records.files import write_atomic, write_json
 from loopwm.records.provenance import provenance

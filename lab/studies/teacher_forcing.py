@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from loopwm.core import Fixed
+from loopwm.core.exit_rules import Fixed
 from loopwm.records import template
 from loopwm.text.world import WorldModel
 from loopwm.text.world_batch import World, same_length

@@ -47,7 +47,10 @@ def load_checkpoint(folder: Path, name: str | None = None) -> PixelSystem:
         record = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         if name is not None and record.get("system") != name:
             raise ValueError(f"system: must be {name!r}, got {record.get('system')!r}")
-        system = _build_system(record)
+        kind, record = system_class(record.get("system", "none")), drop_retired(record)
+        model = _complete_section(kind.Model, record, "model")
+        objective = _complete_section(kind.Objective, record, "objective")
+        system = kind(model, objective, typed(FrameSpace, record["space"]))
         if not (folder / WEIGHTS).is_file():
             raise ValueError(f"{WEIGHTS}: no such file")
         tensors = load_file(folder / WEIGHTS)  # safetensors: loads no code
@@ -57,13 +60,6 @@ def load_checkpoint(folder: Path, name: str | None = None) -> PixelSystem:
     except Exception as error:  # the loaders raise many types for a damaged folder; users get one
         raise InputError(f"{folder}: {' '.join(str(error).split())[:300]}") from error
     return system.eval()
-
-
-def _build_system(record: dict[str, Any]) -> PixelSystem:
-    kind, record = system_class(record.get("system", "none")), drop_retired(record)
-    model = _complete_section(kind.Model, record, "model")
-    objective = _complete_section(kind.Objective, record, "objective")
-    return kind(model, objective, typed(FrameSpace, record["space"]))
 
 
 def _complete_section(section: type, record: dict[str, Any], name: str) -> Any:

@@ -7,6 +7,7 @@ Shape suffixes: B batch, T environment steps, N slots of a frame, P coordinates,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -14,62 +15,35 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from loopwm.core import AttentionInputs, CoreConfig, CoreOutput, DepthPlan, KVCache, LoopedCore, rotary_angles
-
-SPATIAL_SHARE = 3, 4
-"""Share of a head's pairs that rotate with space, those of the highest frequencies (VideoRoPE)."""
-
-
-@dataclass(frozen=True)
-class Rotary1D:
-    """Plain rotary embedding of the index in the sequence."""
-
-    head_dim: int
-    theta: float = 10000.0
-
-    def angles(self, positions_BSP: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin, two float32 tensors (B, 1, S, E)."""
-        return rotary_angles(positions_BSP[..., 0], self.head_dim, self.theta)
+from loopwm.core.block import AttentionInputs
+from loopwm.core.depth import DepthPlan
+from loopwm.core.kv_cache import KVCache
+from loopwm.core.looped import CoreConfig, CoreOutput, LoopedCore
 
 
-@dataclass(frozen=True)
-class Rotary3D:
-    """Rotary embedding of (x, y, t) (TWISTED, appendix C).
+def space_time_axes(head_dim: int) -> list[int]:
+    """Return the coordinate of (x, y, t) that each pair of a head rotates with, by falling frequency.
 
-    By falling frequency the pairs of a head rotate with x, y, x, y, ..., t, t.
-
-    The paper rotates neighbouring dimensions (2i, 2i + 1), the core (i, i + E/2): the same scores under one permutation
-    of a head's dimensions, which learned projections absorb. Raises ValueError if x and y cannot get the same number of
-    pairs.
+    They are x, y, x, y, ..., t, t (TWISTED, appendix C), three for space to one for time, as in VideoRoPE. Raises
+    ValueError if x and y cannot get the same number of pairs.
     """
-
-    head_dim: int
-    theta: float = 10000.0
-
-    def __post_init__(self) -> None:
-        spatial, of = SPATIAL_SHARE
-        if self.head_dim * spatial % (4 * of):
-            raise ValueError(f"head_dim: must be divisible by 16 for equal pairs of x and y, got {self.head_dim}")
-
-    @property
-    def axes(self) -> list[int]:
-        """Coordinate of each pair, by falling frequency: three for space to one for time, as in VideoRoPE."""
-        spatial, of = SPATIAL_SHARE
-        pairs = self.head_dim // 2
-        spatial_pairs = pairs * spatial // of
-        return [0, 1] * (spatial_pairs // 2) + [2] * (pairs - spatial_pairs)
-
-    def angles(self, positions_BSP: Tensor) -> tuple[Tensor, Tensor]:
-        steps = torch.arange(0, self.head_dim, 2, device=positions_BSP.device, dtype=torch.float32)
-        frequencies = self.theta ** (-steps / self.head_dim)
-        # Float32 whatever the model's dtype: bfloat16 rounds the angles of late frames.
-        angles = positions_BSP[..., self.axes].float() * frequencies
-        angles = torch.cat((angles, angles), dim=-1)[:, None]
-        return angles.cos(), angles.sin()
+    if head_dim % 16:
+        raise ValueError(f"head_dim: must be divisible by 16 for equal pairs of x and y, got {head_dim}")
+    return [0, 1] * (3 * head_dim // 16) + [2] * (head_dim // 8)
 
 
-Rotary = Rotary1D | Rotary3D
-"""Rotary embedding of positions, as `AttentionInputs` takes it."""
+def axial_angles(positions_BSP: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return cos and sin of rotary embeddings, (B, 1, S, E) float32 each; pair i rotates with coordinate axes[i].
+
+    The paper (TWISTED, appendix C) rotates neighbouring dimensions (2i, 2i + 1), the core (i, i + E/2): the same scores
+    under one permutation of a head's dimensions, which learned projections absorb.
+    """
+    frequencies = 10000.0 ** (-torch.arange(len(axes), device=positions_BSP.device) / len(axes))
+    # Float32 whatever the model's dtype: bfloat16 rounds the angles of late frames.
+    angles = positions_BSP[..., list(axes)].float() * frequencies
+    angles = torch.cat((angles, angles), dim=-1)[:, None]
+    return angles.cos(), angles.sin()
+
 
 Depth = int | DepthPlan
 """Loops of a pass. A `DepthPlan` is for training: it sets the loops of each row."""
@@ -106,17 +80,8 @@ class LoopedConfig:
             raise ValueError(f"default_depth: must be at most max_loops ({self.max_loops}), got {self.default_depth}")
 
     def core(self) -> CoreConfig:
-        return CoreConfig(
-            dim=self.dim,
-            heads=self.heads,
-            head_dim=self.dim // self.heads,
-            mlp_dim=self.mlp_dim,
-            prelude_layers=self.prelude_layers,
-            block_layers=self.block_layers,
-            coda_layers=self.coda_layers,
-            max_loops=self.max_loops,
-            norm_eps=1e-6,
-        )
+        same = {each.name: getattr(self, each.name) for each in fields(CoreConfig) if hasattr(self, each.name)}
+        return CoreConfig(head_dim=self.dim // self.heads, norm_eps=1e-6, **same)
 
 
 def require_at_least(least: int, config: object, *names: str) -> None:
@@ -163,8 +128,9 @@ class FrameCache:
         if self.episodes.shape[1] or not other.episodes.shape[1]:
             return self
         batch, frames = len(self.episodes), other.episodes.shape[1]
-        any_row = torch.zeros(batch, dtype=torch.long, device=other.episodes.device)
-        return FrameCache(other.columns.select(any_row), self.episodes.new_full((batch, frames), NO_EPISODE))
+        columns = other.columns.select(torch.zeros(batch, dtype=torch.long, device=other.episodes.device))
+        columns.next_position = self.columns.next_position
+        return FrameCache(columns, self.episodes.new_full((batch, frames), NO_EPISODE))
 
 
 def replace_rows(state: Any, rows: Tensor, fresh: Any) -> Any:
@@ -202,11 +168,11 @@ class LoopedAttention(nn.Module):
     A frame attends to itself and to earlier frames of its episode; `first`, bool (B, T), marks frames that begin one.
     """
 
-    def __init__(self, config: CoreConfig, rotary: Rotary, window: int) -> None:
+    def __init__(self, config: CoreConfig, window: int, axes: Sequence[int] = ()) -> None:
+        """Create the core. axes: coordinate that each rotary pair of a head rotates with; empty: the first, for all."""
         super().__init__()
-        self.core = LoopedCore(config)
-        self.rotary = rotary
-        self.window = window
+        self.core, self.window = LoopedCore(config), window
+        self.axes = list(axes) or [0] * (config.head_dim // 2)
 
     def initial(self, batch: int, device: torch.device) -> FrameCache:
         empty = torch.zeros(batch, 0, dtype=torch.long, device=device)
@@ -254,7 +220,7 @@ class LoopedAttention(nn.Module):
         return self.core(x.flatten(1, 2), shared, attend, self.core.check(depth)), columns
 
     def _inputs(self, positions: Tensor, mask: Tensor) -> AttentionInputs:
-        cos, sin = self.rotary.angles(positions.flatten(1, 2))
+        cos, sin = axial_angles(positions.flatten(1, 2), self.axes)
         return AttentionInputs(cos, sin, mask)
 
     def _mask(self, episodes: Tensor, steps: int, slots: int) -> Tensor:

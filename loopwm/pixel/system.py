@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from loopwm.core import DepthPlan
+from loopwm.core.depth import DepthPlan
 from loopwm.pixel.dynamics import Depth
 from loopwm.pixel.imagined import FrameWorld
 from loopwm.pixel.registry import SYSTEMS, named

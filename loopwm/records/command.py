@@ -69,11 +69,6 @@ def command_parser(
     return parser
 
 
-def script_parser(module: str, doc: str | None) -> Parser:
-    """Build the parser of a module that is a command by itself."""
-    return doc_parser(f"python -m {module}", doc)
-
-
 def doc_parser(prog: str, doc: str | None, epilog: str | None = None) -> Parser:
     """Build a parser whose help shows the lines of a docstring as they are."""
     return Parser(prog=prog, description=doc, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter)

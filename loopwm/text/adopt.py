@@ -157,11 +157,8 @@ def _weights(decoder: Any, places: dict[int, str]) -> dict[str, Tensor]:
             module, rest = name.split(".", 1)
             weights[f"model.core.{place}.{MODULES[module]}.{rest}"] = weight
     # YaRN multiplies both cos and sin, which scales queries and keys.
-    scaled = (
-        ("q_norm.weight", "k_norm.weight")
-        if decoder.config.model_type == "qwen3"
-        else ("q_proj.weight", "k_proj.weight")
-    )
+    kind = "norm" if decoder.config.model_type == "qwen3" else "proj"
+    scaled = (f"q_{kind}.weight", f"k_{kind}.weight")
     factor = decoder.model.rotary_emb.attention_scaling
     return {name: weight * factor if name.endswith(scaled) else weight for name, weight in weights.items()}
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from torch import Tensor, int64
 
-from loopwm.core import KVCache
+from loopwm.core.kv_cache import KVCache
 from loopwm.text.drafts import MOST_DRAFTED, Lookup
 
 UNLIKELY = 0.05

@@ -27,9 +27,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
 
-from loopwm.core import ExitRule, Fixed, KVCache, RaggedBatch, quick_products
+from loopwm.core.exit_rules import ExitRule, Fixed
+from loopwm.core.kv_cache import KVCache, RaggedBatch
 from loopwm.records import template
 from loopwm.records.template import Context, ContextTooLongError, FormatError, Transition
+from loopwm.runtime import quick_products
 from loopwm.text.decoding import DOUBTFUL, Decoded, Decoder, Hypothesis, MemoryText
 from loopwm.text.drafts import Lookup, SharedText
 from loopwm.text.memory import Memory
@@ -119,18 +121,17 @@ class WorldModel:
         """Tokens to run after a context, in a fork of its state, for h_0."""
         return tuple(self._ids(self.slots.after_action))
 
-    def start_world(self, history: KVCache, at_slots: tuple[KVCache, Tensor], depth: ExitRule, cut: int) -> World:
+    def start_world(self, history: KVCache, at_slots: tuple[KVCache, Tensor], depth: ExitRule) -> World:
         """Build the world h_0 of one row.
 
         Args:
             history: state after `context_ids`.
             at_slots: state after `slot_ids`, and the latent (M, D) there.
             depth: rule of every pass.
-            cut: steps dropped from the context.
         """
         state, latent = at_slots
         state = history if self.slots.in_trunk else state
-        return World.at_h_0(history, state, latent[None].clone(), depth, (cut,))
+        return World.at_h_0(history, state, latent[None].clone(), depth, (0,))
 
     @torch.inference_mode()
     def advance(self, world: World, actions: Sequence[str], depth: int | ExitRule | None = None) -> World:

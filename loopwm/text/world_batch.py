@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from loopwm.core import ExitRule, KVCache
+from loopwm.core.exit_rules import ExitRule
+from loopwm.core.kv_cache import KVCache
 from loopwm.records.template import FormatError
 
 

@@ -15,14 +15,13 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
-from loopwm.core import quick_products
 from loopwm.pixel.registry import AGENTS
 from loopwm.pixel.registry import SYSTEMS as PIXEL_SYSTEMS
-from loopwm.records.command import exit_status, script_parser
-from loopwm.records.config import read_sections
+from loopwm.records.command import doc_parser, exit_status
+from loopwm.records.config import read_sections, typed
 from loopwm.records.errors import InputError
-from loopwm.runtime import keep_everything
-from loopwm.text.training.config import training_config
+from loopwm.runtime import keep_everything, quick_products
+from loopwm.text.training.config import TrainingConfig
 
 # Import torch late: it takes seconds, and a bad configuration should fail at once.
 
@@ -37,7 +36,7 @@ Sections = dict[str, Any]
 
 
 def _text(sections: Sections, folder: Path, start_from: Path | None) -> Training:
-    config = training_config(sections)
+    config = typed(TrainingConfig, sections)
     from loopwm.text.training.program import TextProgram
     from loopwm.trainer.trainer import Trainer
 
@@ -74,7 +73,7 @@ they are mostly short attention, whose backward pass `attention_products` does n
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = script_parser("loopwm.training", __doc__)
+    parser = doc_parser("python -m loopwm.training", __doc__)
     parser.add_argument("--config", type=Path, required=True, help="YAML file, see configs/")
     parser.add_argument("--out", type=Path, required=True, help="run folder; an interrupted run in it is resumed")
     parser.add_argument("--start-from", type=Path, help="checkpoint of another run that a fresh one goes on from")

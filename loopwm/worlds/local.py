@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from loopwm.core import ExitRule
+from loopwm.core.exit_rules import ExitRule
 from loopwm.records.template import LONGEST_OBSERVATION, Context, ContextTooLongError, FormatError
 from loopwm.text.decoding import Decoded, MemoryText
 from loopwm.text.drafts import Lookup, SharedText, as_text

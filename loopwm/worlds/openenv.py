@@ -23,7 +23,7 @@ from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, ConcurrencyConfig, EnvironmentMetadata, Observation, State
 from pydantic import Field
 
-from loopwm.records.command import above_zero, script_parser
+from loopwm.records.command import above_zero, doc_parser
 from loopwm.records.errors import InputError
 from loopwm.records.template import CONTEXT_KINDS, Context
 from loopwm.worlds.gym import MAX_ACTION, ImaginedTextEnv, read_starts
@@ -101,7 +101,7 @@ def create_app(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = script_parser("loopwm.worlds.openenv", __doc__)
+    parser = doc_parser("python -m loopwm.worlds.openenv", __doc__)
     parser.add_argument("--starts", type=Path, required=True, help="window file: episodes start where its windows do")
     parser.add_argument("--context", choices=CONTEXT_KINDS, default="snapshot", help="default: snapshot")
     parser.add_argument("--model", help="checkpoint folder, by default the packaged one; with --url its name there")
@@ -122,11 +122,6 @@ def main(arguments: list[str] | None = None) -> int:
     app = create_app(make, starts, args.max_steps, args.sessions, args.session_timeout)
     uvicorn.run(app, host=args.host, port=args.port)
     return 0
-
-
-def packaged() -> Callable[[], Worlds]:
-    """Return a factory of worlds of the packaged checkpoint."""
-    return make_worlds(None, None, None).fresh
 
 
 if __name__ == "__main__":

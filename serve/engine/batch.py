@@ -13,7 +13,8 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
-from loopwm.core import ExitRule, Fixed, KVCache, RaggedBatch
+from loopwm.core.exit_rules import ExitRule, Fixed
+from loopwm.core.kv_cache import KVCache, RaggedBatch
 from loopwm.text.drafts import MOST_DRAFTED, Lookup, SharedText, as_text
 from serve.engine.forward import ModelRunner
 from serve.engine.requests import Event, Request, Scores
@@ -166,7 +167,7 @@ def _keep(group: Group, stays: Sequence[bool]) -> Group:
 
 
 def _sample(request: Request, logits_V: Tensor, end_token: int) -> int:
-    if not request.may_end():
+    if request.params.ignore_end or request.num_output_tokens < request.params.min_tokens:
         logits_V = logits_V.clone()  # a row of the batch's logits, whose scores stay unmasked
         logits_V[end_token] = -torch.inf
     return sample(logits_V, request.params, request.generator)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from loopwm.core import KVCache
+from loopwm.core.kv_cache import KVCache
 from loopwm.runtime import release_memory
 from loopwm.text.model.modeling import LoopWMForCausalLM
 from serve.engine.batch import RunningBatch

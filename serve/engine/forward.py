@@ -16,7 +16,9 @@ from typing import Any, Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
-from loopwm.core import ExitRule, Fixed, KVCache, RaggedBatch, quick_products
+from loopwm.core.exit_rules import ExitRule, Fixed
+from loopwm.core.kv_cache import KVCache, RaggedBatch
+from loopwm.runtime import quick_products
 from loopwm.text.model.modeling import LoopWMForCausalLM, LoopWMOutput, States
 from loopwm.text.world_batch import row_of
 from serve.engine.prefix_cache import BLOCK, PrefixCache

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from loopwm.core import KVCache, allocated_bytes
+from loopwm.core.kv_cache import KVCache, allocated_bytes
 
 BLOCK = 16
 """Tokens of a block. Prompts are matched by whole blocks; shorter prefixes are not cached."""
@@ -55,11 +55,6 @@ class PrefixCache:
             while needed <= self.max_bytes < allocated_bytes() + needed and self._entries:
                 self._entries.popitem(last=False)
         return allocated_bytes() + needed <= self.max_bytes
-
-    def clear(self) -> None:
-        with self._lock:
-            self._entries.clear()
-            self._blocks.clear()
 
     def put_prompt(self, ids: tuple[int, ...], loops: int, state: KVCache) -> None:
         """Cache the state of a prompt: one row without padding, which must not change any more."""

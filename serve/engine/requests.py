@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from loopwm.core import ExitRule, KVCache
+from loopwm.core.exit_rules import ExitRule
+from loopwm.core.kv_cache import KVCache
 from loopwm.text.decoding import MemoryText
 from loopwm.text.drafts import Lookup
 from serve.engine.forward import ForwardBatch, ForwardGenerator
@@ -142,10 +143,6 @@ class Request(WorkItem):
     @property
     def dropped(self) -> bool:
         return super().dropped and all(sibling.dropped for sibling in self.siblings)
-
-    def may_end(self) -> bool:
-        """Return True if the end token may be sampled now."""
-        return not self.params.ignore_end and self.num_output_tokens >= self.params.min_tokens
 
     def emit(self, event: Event, end_token: int) -> bool:
         """Deliver a token of a decode step; return True if generation continues."""

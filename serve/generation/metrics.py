@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from loopwm.core import allocated_bytes
+from loopwm.core.kv_cache import allocated_bytes
 from serve.engine.requests import Event, Finish
 
 Metric = TypeVar("Metric", Counter, Gauge, Histogram)

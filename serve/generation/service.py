@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from loopwm.core import RULES, ExitRule, Fixed, make_rule, numbers_of
+from loopwm.core.exit_rules import RULES, ExitRule, Fixed, make_rule, numbers_of
 from loopwm.records.template import FormatError
 from serve.engine.engine import DeadlineError as DeadlineError
 from serve.engine.engine import Engine
@@ -218,9 +218,6 @@ class Service:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens, special tokens included."""
         return self._texts[ids[0]] if len(ids) == 1 else str(self._tokenizer.decode(list(ids)))
-
-    def is_end(self, token: int) -> bool:
-        return token == self._tokenizer.eos_token_id
 
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))

@@ -10,7 +10,7 @@ from functools import partial
 from math import log
 from typing import Any, TypeVar
 
-from loopwm.core import Fixed
+from loopwm.core.exit_rules import Fixed
 from loopwm.text.decoding import UNLIKELY, MemoryText, departure
 from serve.engine.engine import Engine
 from serve.engine.forward import score

@@ -40,7 +40,7 @@ def _choice(service: Service, index: int, prompt: Prompt, scores: TokenScores, g
     texts = service.token_texts([*prompt.ids, *[token][:generated]])
     chosen = [*scores.chosen, *[score][:generated]]
     logprobs = None if top is None else _logprobs(service, texts, chosen, [best[:top] for best in scores.tops])
-    ended = generated == 1 and service.is_end(token)
+    ended = generated == 1 and token == service.engine.end_token
     visible = texts[:-1] if ended else texts
     finish = Finish.STOP if ended else Finish.LENGTH
     return {"index": index, "text": "".join(visible), "logprobs": logprobs, "finish_reason": finish}

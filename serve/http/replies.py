@@ -124,15 +124,10 @@ class CompletionReply(Reply):
     """Reply to a completion; the text begins with the prompt if the body has `echo`."""
 
     prefix, whole_kind, chunk_kind = "cmpl", "text_completion", "text_completion"
-
-    def __init__(
-        self, service: Service, prompts: Sequence[Prompt], streams: Sequence[TextStream], body: CompletionBody
-    ) -> None:
-        super().__init__(service, prompts, streams, body)
-        self._echo = bool(body.echo)
+    body: CompletionBody
 
     def opening(self) -> list[Json]:
-        return [self._first(index) for index in range(len(self.streams))] if self._echo or self._ids else []
+        return [self._first(index) for index in range(len(self.streams))] if self.body.echo or self._ids else []
 
     def _first(self, index: int) -> Json:
         chunk = self.chunk(index, TextDelta(self._echoed(index), ()))
@@ -144,7 +139,7 @@ class CompletionReply(Reply):
         return {**choice, "text": self._echoed(index) + choice["text"], **self._prompt_ids(index)}
 
     def _echoed(self, index: int) -> str:
-        return "".join(self._service.token_texts(self._prompt(index).ids)) if self._echo else ""
+        return "".join(self._service.token_texts(self._prompt(index).ids)) if self.body.echo else ""
 
     def _prompt_ids(self, index: int) -> Json:
         return {"prompt_token_ids": list(self._prompt(index).ids)} if self._ids else {}

@@ -119,7 +119,7 @@ def build(engine: Engine, model: WorldModel, log: WorldLog, ids: tuple[int, ...]
         state = yield from prefill(engine.runner, engine.cache, ids, loops)
         history = state.share(1)
         slots: PrefillResult = yield PrefillChunk(engine.runner, history, model.slot_ids, loops)
-        world = model.start_world(history, (slots.state, slots.latent), log.depth, 0)
+        world = model.start_world(history, (slots.state, slots.latent), log.depth)
         engine.cache.put(key, world)
     for action in log.actions:
         world = yield Advance(model, world, action)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
-from loopwm.core import ExitRule, make_rule, name_of
+from loopwm.core.exit_rules import ExitRule, make_rule, name_of
 from loopwm.records.template import Context, Transition
 from loopwm.worlds.protocol import longer
 from serve.generation.rate_limits import RateLimiter

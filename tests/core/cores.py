@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from loopwm.core import (
-    AttentionInputs,
-    CoreConfig,
-    LoopedCore,
-    rotary_angles,
-)
+from loopwm.core.block import AttentionInputs, rotary_angles
+from loopwm.core.looped import CoreConfig, LoopedCore
 
 THETA = 10000.0
 

@@ -5,8 +5,10 @@ import dataclasses
 import pytest
 import torch
 
-from loopwm.core import Convergence, DepthPlan, Fixed, LoopedCore, causal_attention
-from loopwm.core.block import checkpoint_blocks
+from loopwm.core.block import causal_attention, checkpoint_blocks
+from loopwm.core.depth import DepthPlan
+from loopwm.core.exit_rules import Convergence, Fixed
+from loopwm.core.looped import LoopedCore
 from tests.core.cores import CONFIG, THETA, random_core, random_input, shared_inputs
 from tests.reference import looped as reference
 

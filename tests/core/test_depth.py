@@ -6,10 +6,7 @@ from statistics import mean
 
 import torch
 
-from loopwm.core import (
-    DepthPlan,
-)
-from loopwm.core.depth import backward_loops, ramped_mean
+from loopwm.core.depth import DepthPlan, backward_loops, ramped_mean
 
 
 def test_depth_and_noise_depend_only_on_seed_step_and_global_row():

@@ -8,15 +8,9 @@ import random
 import pytest
 import torch
 
-from loopwm.core import (
-    AttentionInputs,
-    Fixed,
-    KVCache,
-    RaggedBatch,
-    causal_attention,
-    prefix_attention,
-    rotary_angles,
-)
+from loopwm.core.block import AttentionInputs, causal_attention, prefix_attention, rotary_angles
+from loopwm.core.exit_rules import Fixed
+from loopwm.core.kv_cache import KVCache, RaggedBatch
 from tests.core.cores import CONFIG, THETA, random_core, random_input
 from tests.fixtures.trace import Trace
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from loopwm import runtime as products
-from loopwm.core import attention_products, quick_products
+from loopwm.runtime import attention_products, quick_products
 
 
 @pytest.mark.parametrize("vectors", [1, 64])

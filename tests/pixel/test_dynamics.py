@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from loopwm.core import CoreConfig, DepthPlan
-from loopwm.pixel.dynamics import LoopedAttention, Rotary1D, Rotary3D
+from loopwm.core.depth import DepthPlan
+from loopwm.core.looped import CoreConfig
+from loopwm.pixel.dynamics import LoopedAttention, space_time_axes
 
 B, T, N, D, WINDOW = 3, 6, 5, 32, 4
 CONFIG = CoreConfig(
@@ -17,10 +18,10 @@ CONFIG = CoreConfig(
 )  # fmt: skip
 
 
-def made(rotary=None, window=WINDOW):
+def made(axes=None, window=WINDOW):
     """A core whose layers all do something."""
     torch.manual_seed(0)
-    dynamics = LoopedAttention(CONFIG, rotary or Rotary3D(16), window)
+    dynamics = LoopedAttention(CONFIG, window, space_time_axes(16) if axes is None else axes)
     with torch.no_grad():
         for parameter in dynamics.parameters():
             if parameter.ndim == 2:
@@ -139,7 +140,7 @@ def test_rows_of_sampled_depth_do_not_depend_on_each_other(dynamics, frames):
 
 @torch.no_grad()
 def test_rows_of_a_cache_can_be_taken(frames):
-    dynamics, (x, positions, first) = made(Rotary1D(16)), made_frames(coordinates=1)
+    dynamics, (x, positions, first) = made(axes=()), made_frames(coordinates=1)
     state = dynamics(x[:, :4], positions[:, :4], first[:, :4], 3).state
     rows = torch.tensor([2, 0, 2])
     more = x[rows, 4], positions[rows, 4], first[rows, 4]

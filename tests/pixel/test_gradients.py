@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from loopwm.core import DepthPlan
+from loopwm.core.depth import DepthPlan
 from loopwm.pixel.agents.actor_critic import ActorCriticConfig, ActorCriticLearner, Experience, dream
 from loopwm.pixel.agents.ppo import PPOConfig, ppo_loss
 from loopwm.pixel.agents.ppo_policy import ActorCritic

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from loopwm.core.block import rotate
-from loopwm.pixel.dynamics import Rotary1D, Rotary3D
+from loopwm.pixel.dynamics import axial_angles, space_time_axes
 
 WIDTH = 32
 
 
-def scores(rotary, q, k, positions):
-    cos, sin = rotary.angles(positions)
+def scores(axes, q, k, positions):
+    cos, sin = axial_angles(positions, axes)
     return rotate(q, cos, sin) @ rotate(k, cos, sin).mT
 
 
@@ -26,18 +26,18 @@ def random_positions(coordinates):
     return torch.randint(0, 20, (1, 7, coordinates), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize(("rotary", "coordinates"), [(Rotary1D(WIDTH), 1), (Rotary3D(WIDTH), 3)])
-def test_scores_depend_on_position_differences_only(rotary, coordinates, qk):
+@pytest.mark.parametrize(("axes", "coordinates"), [([0] * (WIDTH // 2), 1), (space_time_axes(WIDTH), 3)])
+def test_scores_depend_on_position_differences_only(axes, coordinates, qk):
     positions = random_positions(coordinates)
     shift = torch.tensor([5, -3, 11])[:coordinates]
-    moved = scores(rotary, *qk, positions + shift)
-    assert torch.allclose(scores(rotary, *qk, positions), moved, atol=1e-4)
-    assert not torch.allclose(moved, scores(rotary, *qk, positions.flip(1)), atol=1e-2)
+    moved = scores(axes, *qk, positions + shift)
+    assert torch.allclose(scores(axes, *qk, positions), moved, atol=1e-4)
+    assert not torch.allclose(moved, scores(axes, *qk, positions.flip(1)), atol=1e-2)
 
 
 def test_scores_equal_the_block_diagonal_rotations_of_the_paper(qk):
     """R_xy and R_t as printed turn neighbouring dimensions; the core's pairs are (i, i + E/2)."""
-    rotary, positions = Rotary3D(WIDTH), random_positions(3)
+    axes, positions = space_time_axes(WIDTH), random_positions(3)
     pairs = WIDTH // 2
     neighbours = torch.stack((torch.arange(pairs), torch.arange(pairs) + pairs), 1).flatten()
     turned = []
@@ -52,13 +52,13 @@ def test_scores_equal_the_block_diagonal_rotations_of_the_paper(qk):
                 matrix[2 * pair : 2 * pair + 2, 2 * pair : 2 * pair + 2] = block
             out[:, token] = vectors[:, token][:, neighbours] @ matrix.T
         turned.append(out)
-    assert torch.allclose(scores(rotary, *qk, positions)[0], turned[0] @ turned[1].mT, atol=1e-4)
+    assert torch.allclose(scores(axes, *qk, positions)[0], turned[0] @ turned[1].mT, atol=1e-4)
 
 
 def test_three_of_four_pairs_turn_with_space_and_those_are_the_fast_ones():
-    assert Rotary3D(16).axes == [0, 1, 0, 1, 0, 1, 2, 2]
+    assert space_time_axes(16) == [0, 1, 0, 1, 0, 1, 2, 2]
 
 
 def test_a_head_that_x_and_y_cannot_share_is_refused():
     with pytest.raises(ValueError, match=r"head_dim: .*, got 24"):
-        Rotary3D(24)
+        space_time_axes(24)

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from eval.models.endpoint import ReplyCache
-from loopwm.core import Fixed
+from loopwm.core.exit_rules import Fixed
 from loopwm.records.command import exit_status
 from loopwm.records.episodes import write_episodes
 from loopwm.records.template import Context

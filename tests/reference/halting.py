@@ -14,7 +14,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from loopwm.core import CoreConfig
+from loopwm.core.looped import CoreConfig
 from tests.reference.looped import Weights, rms_norm, rotate
 
 Past = list[tuple[Tensor, Tensor]]

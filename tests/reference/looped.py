@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from loopwm.core import CoreConfig
+from loopwm.core.looped import CoreConfig
 
 Weights = dict[str, Tensor]
 

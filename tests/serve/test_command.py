@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from loopwm.core import RULES, Fixed
+from loopwm.core.exit_rules import RULES, Fixed
 from loopwm.records.command import missing_package
 from loopwm.text.model.configuration import PRESETS, LoopWMConfig
 from loopwm.text.model.modeling import LoopWMForCausalLM

@@ -12,7 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import loopwm
 from data_prep.__main__ import main as prepare
-from loopwm.core import Fixed, KVCache
+from loopwm.core.exit_rules import Fixed
+from loopwm.core.kv_cache import KVCache
 from loopwm.records.episodes import write_episodes
 from loopwm.records.template import SPECIAL_TOKENS, Context, Transition, clean, render_prompt
 from loopwm.text.adopt import adopt, chosen_layers

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from loopwm.core import Convergence, Fixed
+from loopwm.core.exit_rules import Convergence, Fixed
 from loopwm.records import template
 from loopwm.text.decoding import UNLIKELY, Decoder, departure
 from loopwm.text.drafts import Lookup, SharedText, as_text

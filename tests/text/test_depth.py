@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from loopwm.core import Convergence, ExitRule, Fixed, Gate
+from loopwm.core.exit_rules import Convergence, ExitRule, Fixed, Gate
 from loopwm.records.template import Context, Transition
 from loopwm.text.decoding import Decoded
 from loopwm.text.world import World, WorldModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from loopwm.core import Fixed
+from loopwm.core.exit_rules import Fixed
 from loopwm.text.drafts import Lookup, SharedText, as_text
 from tests.text.test_decoding import DEPTH, LENGTH, ending, imagined  # noqa: F401 - a fixture
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from loopwm.core import DepthPlan
+from loopwm.core.depth import DepthPlan
 from loopwm.core.exit_rules import Gate
 from loopwm.records.template import Context
 from loopwm.text.data.collate import TreeBatch

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import uvicorn
 
-from loopwm.worlds.openenv import create_app, packaged
+from loopwm.worlds.openenv import create_app
 from loopwm.worlds.starts import SCIENCEWORLD, read_starts
+from loopwm.worlds.vector import make_worlds
 
-app = create_app(packaged(), read_starts(SCIENCEWORLD, "observed"))
+app = create_app(make_worlds(None, None, None).fresh, read_starts(SCIENCEWORLD, "observed"))
 
 
 def main() -> None:

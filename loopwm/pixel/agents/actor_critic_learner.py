@@ -43,9 +43,6 @@ class FrameReader:
     def read_final(self, action: Tensor, obs: Tensor) -> Tensor:
         return obs
 
-    def read_frames(self, obs: Tensor) -> Tensor | None:
-        return obs
-
 
 class LatentReader:
     """Policy input: features of a world model that is carried along."""
@@ -73,10 +70,6 @@ class LatentReader:
         """Return the input of a frame that truncates an episode, without a change of state."""
         carried = torch.zeros(len(obs), dtype=torch.bool, device=obs.device)
         return self._world.features(self._world.observe(self._state, action, obs, carried, self._generator))
-
-    def read_frames(self, obs: Tensor) -> Tensor | None:
-        """Return None: the inputs of other episodes' frames (B, T, H, W, C) need state."""
-        return None
 
 
 InputReader = FrameReader | LatentReader
@@ -113,11 +106,13 @@ class ActorCriticPlayer:
     def _fresh(self, first: Array, info: dict[str, Any]) -> Tensor:
         """Return the memory (B, Y) of episodes that begin: empty, or after the context frames of an imagined world."""
         fresh, rows = self.network.initial(len(first), self.device), np.flatnonzero(first)
-        if not (len(rows) and "context_obs" in info and self.network.config.memory):
+        # Features of another episode's frames would need a state of the world.
+        has_frames = "context_obs" in info and isinstance(self._reader, FrameReader)
+        if not (len(rows) and has_frames and self.network.config.memory):
             return fresh
         frames, begins = (torch.from_numpy(info[f"context_{name}"][rows]).to(self.device) for name in ("obs", "first"))
-        before = self._reader.read_frames(frames[:, :-1])
-        if before is not None and before.shape[1]:
+        before = frames[:, :-1]
+        if before.shape[1]:
             _, warmed = self.network.remember(before, begins[:, :-1], self.network.initial(len(rows), self.device))
             fresh[torch.from_numpy(rows).to(self.device)] = warmed.masked_fill(begins[:, -1:], 0)
         return fresh
@@ -156,17 +151,13 @@ class _Read:
 
 
 class RecordingPlayer(ActorCriticPlayer):
-    def __init__(
-        self, network: ActorCriticNetwork, reader: InputReader, count: int, generator: torch.Generator
-    ) -> None:
-        super().__init__(network, reader, count, generator)
-        self._ahead: _Read | None = None
-        self._read: list[_Read] = []
+    _ahead: _Read | None = None
+    _read: tuple[_Read, ...] = ()
 
     @torch.no_grad()
     def __call__(self, obs: Array, first: Array, info: dict[str, Any]) -> Array:
         now, self._ahead = self._ahead or self._reading(obs, first, info), None  # `play` may have read this step ahead
-        self._read.append(now)
+        self._read += (now,)
         return self.act(now.inputs, now.first, now.fresh)
 
     def _reading(self, obs: Array, first: Array, info: dict[str, Any]) -> _Read:
@@ -191,7 +182,7 @@ class RecordingPlayer(ActorCriticPlayer):
         result = rollout(env, self, steps, env_state)
         now = result.env_state
         self._ahead = self._reading(now.obs, now.first, now.info)
-        read, self._read = [*self._read, self._ahead], []
+        read, self._read = [*self._read, self._ahead], ()
         inputs, first, fresh = (
             torch.stack([getattr(r, name) for r in read], 1) for name in ("inputs", "first", "fresh")
         )

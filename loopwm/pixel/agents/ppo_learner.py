@@ -37,7 +37,7 @@ class _RecordedStep:
 
 
 class RolloutCollector:
-    """Recurrent policy for a vector of environments that records its steps until the next `pop_steps`.
+    """Recurrent policy for a vector of environments that records its steps; `play` takes them away.
 
     An imagined world begins in the middle of an episode: its memory is warmed up on the context frames.
     """
@@ -46,7 +46,7 @@ class RolloutCollector:
         self.policy, self.generator = policy, generator
         self.device = next(policy.parameters()).device
         self.memory = policy.initial(count, self.device)
-        self._steps: list[_RecordedStep] = []
+        self.steps: list[_RecordedStep] = []
 
     @torch.no_grad()
     def __call__(self, obs: Array, first: Array, info: dict[str, Any]) -> Array:
@@ -55,7 +55,7 @@ class RolloutCollector:
         out = self.policy.step(self._tensor(obs), torch.where(began[:, None], fresh, self.memory))
         action, log_p = sample_action(out.logits.cpu(), self.generator)  # the generator is the CPU's
         self.memory = out.memory
-        self._steps.append(_RecordedStep(fresh, log_p.to(self.device), out.value, out.memory))
+        self.steps.append(_RecordedStep(fresh, log_p.to(self.device), out.value, out.memory))
         return action.numpy()
 
     def _fresh(self, first: Array, info: dict[str, Any]) -> Tensor:
@@ -74,16 +74,6 @@ class RolloutCollector:
     def _tensor(self, frames: Array) -> Tensor:
         return torch.from_numpy(frames).to(self.device)
 
-    def pop_steps(self) -> list[_RecordedStep]:
-        """Return the steps since the last call."""
-        steps, self._steps = self._steps, []
-        return steps
-
-    @torch.no_grad()
-    def value_of(self, obs: Array, memory: Tensor) -> Tensor:
-        """Return values (B,) of frames given a memory (B, Y), which does not change."""
-        return self.policy.step(self._tensor(obs), memory).value
-
 
 def play(
     env: VectorEnv[Any, Any, Any], player: RolloutCollector, steps: int, env_state: EnvState
@@ -91,7 +81,7 @@ def play(
     """Play on from a state of the environments; return what to learn from and the rollout."""
     memory = player.memory
     result = rollout(env, player, steps, env_state)
-    records, s = player.pop_steps(), as_learned(result.segments)
+    records, player.steps, s = player.steps, [], as_learned(result.segments)
     value = torch.stack([step.value for step in records], 1)
     tensors = {
         name: torch.from_numpy(getattr(s, name)).to(player.device)
@@ -108,6 +98,7 @@ def play(
     return trajectories, result
 
 
+@torch.no_grad()
 def _next_values(player: RolloutCollector, s: Segments, value: Tensor, records: list[_RecordedStep]) -> Tensor:
     """Return the value (B, T) after each step; where an episode ends, of its own last frame."""
     # The last step bootstraps too: its next frame is not in the rollout, so it is evaluated separately.
@@ -118,7 +109,8 @@ def _next_values(player: RolloutCollector, s: Segments, value: Tensor, records: 
     for t in np.flatnonzero(bootstrapped.any(0)):
         rows = np.flatnonzero(bootstrapped[:, t])
         places = torch.from_numpy(rows).to(player.device)
-        after[places, t] = player.value_of(s.next_obs[rows, t], records[t].memory[places])
+        last = torch.from_numpy(s.next_obs[rows, t]).to(player.device)
+        after[places, t] = player.policy.step(last, records[t].memory[places]).value
     return after
 
 

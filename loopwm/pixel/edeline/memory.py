@@ -7,12 +7,12 @@ Shape suffixes: B batch, T environment steps, D width.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from loopwm.pixel.dynamics import Depth, FrameCache, LoopedAttention, LoopedConfig, Rotary1D, require_at_least
+from loopwm.pixel.dynamics import Depth, DynamicsOutput, FrameCache, LoopedAttention, LoopedConfig, require_at_least
 
 
 @dataclass(frozen=True)
@@ -30,49 +30,29 @@ class MemoryConfig(LoopedConfig):
             raise ValueError(f"dim: must give each of {self.heads} heads an even width, got {self.dim}")
 
 
-@dataclass(frozen=True)
-class MemoryState:
-    """State of a memory. cache: keys and values of past steps; steps: steps so far, int64 (B,)."""
-
-    cache: FrameCache
-    steps: Tensor
-
-    def select(self, rows: Tensor) -> MemoryState:
-        return MemoryState(self.cache.select(rows), self.steps[rows])
-
-
-@dataclass(frozen=True)
-class MemoryOutput:
-    """Output of a memory. h: (B, T, D); state: after the last step; loops: int64 (B, T)."""
-
-    h: Tensor
-    state: MemoryState
-    loops: Tensor
-
-
 class Memory(nn.Module):
     """Recurrent embedding h_t = f(h_{t-1}, x_t) (EDELINE, section 5.1.1) by looped attention."""
 
     def __init__(self, config: MemoryConfig) -> None:
         super().__init__()
         self.config = config
-        self.module = LoopedAttention(config.core(), Rotary1D(config.dim // config.heads), config.window)
+        self.module = LoopedAttention(config.core(), config.window)
 
-    def initial(self, batch: int, device: torch.device) -> MemoryState:
-        return MemoryState(self.module.initial(batch, device), torch.zeros(batch, dtype=torch.long, device=device))
+    def initial(self, batch: int, device: torch.device) -> FrameCache:
+        return self.module.initial(batch, device)
 
-    def forward(self, x: Tensor, first: Tensor, depth: Depth, state: MemoryState | None = None) -> MemoryOutput:
+    def forward(self, x: Tensor, first: Tensor, depth: Depth, state: FrameCache | None = None) -> DynamicsOutput:
         """Run T steps. With a plan, `state` must be None and the returned state is empty.
 
-        x: inputs (B, T, D). first: bool (B, T), True where an episode begins.
+        x: inputs (B, T, D). first: bool (B, T), True where an episode begins. Returns h (B, T, D).
         """
         before = self.initial(len(x), x.device) if state is None else state
-        steps = torch.arange(x.shape[1], device=x.device)
-        positions = (before.steps[:, None] + steps)[:, :, None, None]  # never reset: rotary scores are of differences
-        out = self.module(x[:, :, None], positions, first, depth, None if state is None else state.cache)
-        return MemoryOutput(out.h[:, :, 0], MemoryState(out.state, before.steps + x.shape[1]), out.loops)
+        # Counted over episodes, without a reset: rotary scores are of differences.
+        positions = before.columns.next_position[:, None] + torch.arange(x.shape[1], device=x.device)
+        out = self.module(x[:, :, None], positions[:, :, None, None], first, depth, state)
+        return replace(out, h=out.h[:, :, 0])
 
-    def step(self, x: Tensor, first: Tensor, depth: int, state: MemoryState) -> MemoryOutput:
+    def step(self, x: Tensor, first: Tensor, depth: int, state: FrameCache) -> DynamicsOutput:
         """Run one step. x: (B, D), first: bool (B,); h and loops have no T."""
         out = self(x[:, None], first[:, None], depth, state)
-        return MemoryOutput(out.h[:, 0], out.state, out.loops[:, 0])
+        return DynamicsOutput(out.h[:, 0], out.state, out.loops[:, 0])

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from loopwm.pixel.dynamics import Depth
+from loopwm.pixel.dynamics import Depth, FrameCache
 from loopwm.pixel.edeline.auxiliary_losses import LEVELS, Contrast, Preview, novelty, to_signed, unique_frames
 from loopwm.pixel.edeline.config import EdelineConfig, EdelineLoss, EdelineSampling
-from loopwm.pixel.edeline.memory import Memory, MemoryState
+from loopwm.pixel.edeline.memory import Memory
 from loopwm.pixel.edeline.unet import FourierFeatures, UNet, UNetConfig
 from loopwm.pixel.imagined import Imagined, LatentWorld
 from loopwm.pixel.system import Diagnostics, FrameBatch, PixelSystem, mean_of
@@ -65,7 +65,7 @@ class EdelineState:
     first: bool (B,), True where the current frame begins an episode
     """
 
-    memory: MemoryState
+    memory: FrameCache
     frames: Tensor
     first: Tensor
 
@@ -327,7 +327,7 @@ class EdelineWorld(LatentWorld[EdelineState]):
         h, _ = self._remember(each, torch.arange(actions, device=rows.device).repeat(batch))
         return h.float().unflatten(0, (batch, actions)).flatten(1)
 
-    def _remember(self, state: EdelineState, action: Tensor) -> tuple[Tensor, MemoryState]:
+    def _remember(self, state: EdelineState, action: Tensor) -> tuple[Tensor, FrameCache]:
         x = self.system.embed(state.frames[:, -1], action)
         out = self.system.memory.step(x, state.first, self.depth, state.memory)
         return out.h, out.state

@@ -28,7 +28,6 @@ from loopwm.pixel.dynamics import (
     FrameCache,
     LoopedAttention,
     LoopedConfig,
-    Rotary1D,
     as_pixels,
     require_at_least,
 )
@@ -163,7 +162,7 @@ class Storm(nn.Module):
         )
         self.places = nn.Parameter(torch.randn(config.positions, dim) * dim**-0.5)
         self.place_norm = nn.LayerNorm(dim)
-        self.dynamics = LoopedAttention(config.core(), Rotary1D(dim // config.heads), config.positions)
+        self.dynamics = LoopedAttention(config.core(), config.positions)
         self.norm = nn.LayerNorm(dim)
         self.prior_head = PRIORS[config.prior](dim, config.groups, config.classes)
         self.reward_head, self.end_head = mlp(dim, dim, 2, BINS), mlp(dim, dim, 2, 1)

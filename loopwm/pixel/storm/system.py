@@ -231,11 +231,9 @@ class StormWorld(LatentWorld[StormState]):
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Run a module in evaluation mode inside the context, with running batch-norm statistics."""
-    if not module.training:
-        yield
-        return
+    training = module.training
     module.eval()
     try:
         yield
     finally:
-        module.train()
+        module.train(training)

@@ -24,8 +24,8 @@ from loopwm.pixel.dynamics import (
     FrameCache,
     LoopedAttention,
     LoopedConfig,
-    Rotary3D,
     require_at_least,
+    space_time_axes,
 )
 
 
@@ -102,7 +102,7 @@ class Twisted(nn.Module):
         self.token_embedding = nn.Embedding(config.codes, config.dim)
         self.action_embedding = nn.Embedding(actions, config.dim)
         self.place_embedding = nn.Embedding(self.tokens, config.dim)
-        self.dynamics = LoopedAttention(config.core(), Rotary3D(config.dim // config.heads), config.window)
+        self.dynamics = LoopedAttention(config.core(), config.window, space_time_axes(config.dim // config.heads))
         self.norm = nn.RMSNorm(config.dim)
         self.token_head = _head(config.dim, config.codes)
         self.reward_head = _head(config.dim, len(config.rewards))

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from loopwm.core import Attend, AttentionInputs, KVCache
-from loopwm.core.block import RMSNorm, for_queries, rotate, split_heads
+from loopwm.core.block import Attend, AttentionInputs, RMSNorm, for_queries, rotate, split_heads
+from loopwm.core.kv_cache import KVCache
 from loopwm.text.model.configuration import LoopWMConfig
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from loopwm.core import CoreConfig
+from loopwm.core.looped import CoreConfig
 from loopwm.records.template import CONTEXT_LIMIT, StateSlots
 
 AUTO_MAP = {

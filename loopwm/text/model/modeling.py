@@ -29,21 +29,12 @@ from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
-from loopwm.core import (
-    Attend,
-    AttentionInputs,
-    DepthPlan,
-    ExitRule,
-    KVCache,
-    LoopedCore,
-    RaggedBatch,
-    as_rule,
-    attention_products,
-    causal_attention,
-    prefix_attention,
-    rotary_angles,
-)
-from loopwm.core.block import RMSNorm
+from loopwm.core.block import Attend, AttentionInputs, RMSNorm, causal_attention, prefix_attention, rotary_angles
+from loopwm.core.depth import DepthPlan
+from loopwm.core.exit_rules import ExitRule, as_rule
+from loopwm.core.kv_cache import KVCache, RaggedBatch
+from loopwm.core.looped import LoopedCore
+from loopwm.runtime import attention_products
 from loopwm.text.data.tree_attention import BranchMask, PackedMask, TreeMask, tree_attention
 from loopwm.text.model.attention import AttentionSlot, CopyAttention
 from loopwm.text.model.configuration import LoopWMConfig

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import ModelOutput
 
-from loopwm.core import DepthPlan, KVCache
+from loopwm.core.depth import DepthPlan
+from loopwm.core.kv_cache import KVCache
 from loopwm.text.data.collate import TreeBatch
 from loopwm.text.data.tree_attention import TreeMask
 from loopwm.text.model.configuration import LoopWMConfig

@@ -233,9 +233,4 @@ class TrainingConfig:
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> TrainingConfig:
     """Read a YAML file and apply `section.key=value` overrides. Raises InputError."""
-    return training_config(read_sections(path, overrides))
-
-
-def training_config(sections: dict[str, Any]) -> TrainingConfig:
-    """Convert sections to a configuration. Raises InputError."""
-    return typed(TrainingConfig, sections)
+    return typed(TrainingConfig, read_sections(path, overrides))

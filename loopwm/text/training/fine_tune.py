@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from loopwm.core import quick_products
+from loopwm.records.config import typed
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json, write_atomic
-from loopwm.runtime import keep_everything, product_rate
+from loopwm.runtime import keep_everything, product_rate, quick_products
 from loopwm.text.model.configuration import LoopWMConfig
 from loopwm.text.model.flops import training_flops
-from loopwm.text.training.config import TrainingConfig, training_config
+from loopwm.text.training.config import TrainingConfig
 from loopwm.text.training.program import OF_WEIGHTS, TextProgram
 from loopwm.trainer.trainer import Trainer
 
@@ -47,7 +47,8 @@ def fine_tune_config(data: Path, model: Path, seed: int) -> TrainingConfig:
         raise InputError(f"--model: must be the folder of a LoopWM checkpoint, got {model}")
     base = LoopWMConfig.from_pretrained(model)
     heads, monitor = float(base.prediction_heads), float(base.monitor_head)
-    return training_config(
+    return typed(
+        TrainingConfig,
         {
             "model": {"preset": OF_WEIGHTS, "weights": str(model)},
             "data": {
@@ -66,7 +67,7 @@ def fine_tune_config(data: Path, model: Path, seed: int) -> TrainingConfig:
             "optimizer": {"learning_rate": 8.0e-3, "warmup_steps": 10, "decay_share": 0.7},
             "depth": {"backward_loops": 8},
             "run": {"steps": 1_000_000, "seed": seed, "mixed_precision": "auto", "log_every": 1, "eval_batches": 3},
-        }
+        },
     )
 
 

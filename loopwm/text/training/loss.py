@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from loopwm.core import DepthPlan
+from loopwm.core.depth import DepthPlan
 from loopwm.core.twohot import shares
 from loopwm.text.data.collate import BranchSteps, PackedBatch, TreeBatch, WordBags, branch_mask
 from loopwm.text.data.tree import IGNORED, QUERY_HORIZON, STATE_KINDS, STATE_NAMES

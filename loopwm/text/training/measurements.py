@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from loopwm.core import DepthPlan
+from loopwm.core.depth import DepthPlan
 from loopwm.text.data.collate import TreeBatch
 from loopwm.text.data.tree import IGNORED, QUERY_HORIZON
 from loopwm.text.model.configuration import LoopWMConfig

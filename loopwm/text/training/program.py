@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from transformers import PreTrainedTokenizerFast
 
-from loopwm.core import DepthPlan
-from loopwm.core.depth import ramped_mean
+from loopwm.core.depth import DepthPlan, ramped_mean
 from loopwm.records import template
 from loopwm.records.errors import InputError
 from loopwm.records.files import publish, read_json, writing

@@ -22,8 +22,7 @@ from lab.studies.exit_policies import (
     read_mean_loops,
 )
 from lab.studies.halting_study import Thresholds
-from loopwm.core import RULES, Fixed
-from loopwm.core.exit_rules import Convergence, Gate
+from loopwm.core.exit_rules import RULES, Convergence, Fixed, Gate
 from loopwm.records.template import window_context
 from loopwm.text.model.configuration import PRESETS, LoopWMConfig
 from loopwm.text.model.modeling import LoopWMForCausalLM

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from loopwm.core import DepthPlan
+from loopwm.core.depth import DepthPlan
 from loopwm.pixel.edeline.auxiliary_losses import novelty, to_signed
 from loopwm.pixel.edeline.config import EdelineConfig, EdelineLoss, EdelineSampling
 from loopwm.pixel.edeline.memory import MemoryConfig

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from loopwm.core import DepthPlan
+from loopwm.core.depth import DepthPlan
 from loopwm.pixel.dynamics import replace_rows
 from loopwm.pixel.edeline.memory import Memory, MemoryConfig
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from loopwm.core import Fixed, KVCache, allocated_bytes
+from loopwm.core.exit_rules import Fixed
+from loopwm.core.kv_cache import KVCache, allocated_bytes
 from loopwm.text.drafts import as_text
 from serve.engine.batch import RunningBatch
 from serve.engine.engine import Engine

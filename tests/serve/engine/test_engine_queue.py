@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from loopwm.core import KVCache
+from loopwm.core.kv_cache import KVCache
 from serve.engine.engine import DeadlineError, Engine, EngineStoppedError, QueueFullError
 from serve.engine.forward import ModelRunner, score
 from serve.engine.requests import Request, RequestContext, WorkItem

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from loopwm.core import KVCache, allocated_bytes
-from loopwm.core.kv_cache import SLACK
+from loopwm.core.kv_cache import SLACK, KVCache, allocated_bytes
 from serve.engine.prefix_cache import BLOCK, PrefixCache
 from tests.fixtures.engine import random_prompt
 

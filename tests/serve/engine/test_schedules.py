@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from loopwm.core import ExitRule, Fixed, Gate, KVCache
+from loopwm.core.exit_rules import ExitRule, Fixed, Gate
+from loopwm.core.kv_cache import KVCache
 from loopwm.records.template import OBS, Context
 from loopwm.text.model.tokenizer import special_ids
 from loopwm.text.world import World, WorldModel

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from loopwm.core import Fixed, Gate, allocated_bytes
+from loopwm.core.exit_rules import Fixed, Gate
+from loopwm.core.kv_cache import allocated_bytes
 from loopwm.records.errors import InputError
 from loopwm.records.template import Context, Transition
 from serve.generation.rate_limits import KeyQuota, RateLimiter

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from loopwm.core import Gate, allocated_bytes
-from loopwm.core.kv_cache import SLACK
+from loopwm.core.exit_rules import Gate
+from loopwm.core.kv_cache import SLACK, allocated_bytes
 from loopwm.records.refusals import is_refused
 from loopwm.records.template import Context, Transition, render_prompt, render_step
 from loopwm.text.world import WorldModel

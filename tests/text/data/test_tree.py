@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from loopwm.core import DepthPlan
+from loopwm.core.depth import DepthPlan
 from loopwm.records import template as template
 from loopwm.records.template import Context, StateSlots, Transition
 from loopwm.records.token_episode import INVENTORY, LOOK

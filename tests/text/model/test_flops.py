@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from loopwm.core import DepthPlan
+from loopwm.core.depth import DepthPlan
 from loopwm.text.model.configuration import PRESETS, LoopWMConfig
 from loopwm.text.model.flops import forward_flops, row_flops, training_flops
 from loopwm.text.model.modeling import LoopWMForCausalLM

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from loopwm.core import DepthPlan
+from loopwm.core.depth import DepthPlan
 from loopwm.records import template as template
 from loopwm.records.template import Context, Transition
 from loopwm.text.data.collate import TreeBatch

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from loopwm.core import DepthPlan
+from loopwm.core.depth import DepthPlan
 from loopwm.text.data.collate import TreeBatch
 from loopwm.text.data.tree import Branch, RowBuilder, RowPlan, TargetWeights
 from loopwm.text.model.heads import MOST_POINTS, PredictionHeads

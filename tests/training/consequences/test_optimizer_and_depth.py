@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from loopwm.core import DepthPlan
+from loopwm.core.depth import DepthPlan
 from loopwm.text.data.data_loader import LoaderState
 from loopwm.text.model.modeling import LoopWMForCausalLM
 from loopwm.text.training.loss import TextObjective

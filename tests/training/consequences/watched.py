@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from loopwm.core import DepthPlan
+from loopwm.core.depth import DepthPlan
 from loopwm.text.data.collate import TreeBatch
 from loopwm.text.data.data_loader import LoaderState
 from loopwm.text.training.config import load_config
