@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from eval.models.fewshot import DEFAULT_SHOTS, INSTRUCTION, load_shots
+from eval.models.fewshot import INSTRUCTION, load_shots
+from eval.models.options import DEFAULT_SHOTS
 from eval.scores.suites import load_suite
 from loopwm.records.template import window_context
 from tests.conformance.conftest import MODEL, TOKENIZER

@@ -7,23 +7,22 @@ from itertools import pairwise
 import pytest
 import torch
 
-from loopwm.core import (
+from loopwm.core import exit_rules
+from loopwm.core.block import AttentionInputs, causal_attention, rotary_angles
+from loopwm.core.exit_rules import (
     Convergence,
+    ExitGate,
     ExitRule,
     Fixed,
     Gate,
-    KVCache,
-    LoopedCore,
-    causal_attention,
-    exit_rules,
+    LoopView,
     format_rule,
     make_rule,
     name_of,
     parse_rule,
-    rotary_angles,
 )
-from loopwm.core.block import AttentionInputs
-from loopwm.core.exit_rules import ExitGate, LoopView
+from loopwm.core.kv_cache import KVCache
+from loopwm.core.looped import LoopedCore
 from tests.core.cores import CONFIG, THETA, random_core, random_input, shared_inputs
 from tests.fixtures.trace import Trace
 from tests.reference import halting as reference
