@@ -40,7 +40,7 @@ def ensure_dev(episodes: dict[str, list[Episode]]) -> None:
         return
     groups = {group_of(episode) for episode in episodes["train"]}
     if len(groups) < 2:
-        raise InputError("--logs: must have at least 2 goals (or seeds), one of them to hold out, got 1")
+        raise InputError("LOGS: must have at least 2 goals (or seeds), one of them to hold out, got 1")
     held_out = min(groups, key=lambda group: sha256(group))
     episodes["dev"] = [replace(e, split="dev") for e in episodes["train"] if group_of(e) == held_out]
     episodes["train"] = [e for e in episodes["train"] if group_of(e) != held_out]
@@ -53,7 +53,7 @@ def read_splits(args: argparse.Namespace) -> dict[str, list[Episode]]:
         print(f"dropped: {count}, {reason}")
     steps = sum(map(_steps, episodes.get("train", [])))
     if steps < LEAST_STEPS:
-        raise InputError(f"--logs: must have at least {LEAST_STEPS} steps to train on, got {steps}")
+        raise InputError(f"LOGS: must have at least {LEAST_STEPS} steps to train on, got {steps}; add episodes")
     ensure_dev(episodes)
     return episodes
 

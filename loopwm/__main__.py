@@ -8,10 +8,10 @@ from __future__ import annotations
 import difflib
 import sys
 from dataclasses import dataclass
-from importlib import import_module
 from typing import NoReturn
 
 from loopwm import __version__
+from loopwm.records.command import run_main
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def main(arguments: list[str] | None = None) -> int:
     if name not in COMMANDS:
         return _unknown(name)
     command = COMMANDS[name]
-    return import_module(command.module).main([*command.prefix, *rest])
+    return run_main(command.module, "train", [*command.prefix, *rest])  # other packages name their own extra
 
 
 def _unknown(name: str) -> int:

@@ -35,9 +35,10 @@ def run(args: argparse.Namespace) -> None:
     # imported late: the packages of scores take most of a second, and `--help` needs none
     from eval.commands.harness import RunSettings, evaluate, sample_windows
     from eval.models.base import Trained
+    from eval.scores.rows import OVERALL
     from eval.scores.seen import find_seen, seen_by_checkpoint
     from eval.scores.suites import load_suite
-    from eval.scores.tables import UNKNOWN, describe_windows, render_comparison_table
+    from eval.scores.tables import UNKNOWN, describe_windows, render_comparison_table, with_bounds
 
     suite = load_suite(args.suite)
     settings = RunSettings(args.model, args.context, args.horizons, args.limit, args.seed, args.batch_size)
@@ -49,6 +50,10 @@ def run(args: argparse.Namespace) -> None:
     results = evaluate(predictor, suite, windows, settings, args.out, seen_table)
     print(render_comparison_table([results]), end="")
     print(f"\n{describe_windows(results)}")
+    last = [row for row in results["rows"] if row["family"] == OVERALL][-1]  # the largest horizon
+    print(f"Exact match at horizon {last['horizon']}: {with_bounds(last, 'em')}, 95 % over games.")
+    if (size := len(suite.windows)) > len(windows):
+        print(f"A sample of {len(windows)} of {size} windows; without --limit all are predicted.")
     if results["seen_in"] is None:
         print(f"\n{UNKNOWN}")
     if results["unanswered"]:

@@ -66,7 +66,7 @@ inventory now (snapshot); these and the hidden state now (full); the hidden stat
 """
 CONTEXT_KINDS: tuple[ContextKind, ...] = ("observed", "snapshot", "full", "briefed")
 
-_NEEDED: dict[ContextKind, tuple[str, ...]] = {
+NEEDED: dict[ContextKind, tuple[str, ...]] = {
     "observed": (),
     "snapshot": ("look", "inventory"),
     "full": ("look", "inventory", "hidden_state"),
@@ -198,7 +198,7 @@ def window_context(window: Mapping[str, Any], context_kind: ContextKind) -> Cont
     """
     if context_kind not in CONTEXT_KINDS:
         raise FormatError("context", f"unknown context {context_kind!r}, expected one of {', '.join(CONTEXT_KINDS)}")
-    for field in _NEEDED[context_kind]:
+    for field in NEEDED[context_kind]:
         if window.get(field) is None:
             raise FormatError(field, f"is null, but context {context_kind!r} needs it")
     history = window["history"]
@@ -218,8 +218,9 @@ def chat_to_prompt(messages: Sequence[tuple[str, str]]) -> tuple[Context, list[s
     """
     order = "expected: system (goal), assistant (first observation), then user (action) and assistant (observation) "
     order += "in turn, and one or more user messages (the actions to imagine) at the end"
-    if len(messages) < 3 or messages[0][0] != "system" or messages[1][0] != "assistant":
-        raise FormatError("messages", order)
+    roles = [role for role, _ in messages[:2]]
+    if roles != ["system", "assistant"]:
+        raise FormatError("messages", f"must begin with system and assistant, got {roles}; {order}")
     last = max(i for i, (role, _) in enumerate(messages) if role == "assistant")
     actions: list[str] = []
     steps: list[Transition] = []

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from loopwm.pixel.registry import AGENTS
 from loopwm.pixel.registry import SYSTEMS as PIXEL_SYSTEMS
-from loopwm.records.command import doc_parser, exit_status
+from loopwm.records.command import doc_parser, exit_status, missing_package
 from loopwm.records.config import read_sections, typed
 from loopwm.records.errors import InputError
 from loopwm.runtime import keep_everything, quick_products
@@ -80,7 +80,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--max-minutes", type=float, help="save, export and stop after this time")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to the configuration")
     arguments = parser.parse_intermixed_args(argv)
-    return exit_status(lambda: _train(arguments))
+    try:
+        return exit_status(lambda: _train(arguments))
+    except ModuleNotFoundError as error:
+        return missing_package(error, "train,pixel")
 
 
 def _train(arguments: argparse.Namespace) -> None:

@@ -168,7 +168,7 @@ def _message(detail: Mapping[str, Any]) -> str:
         return "not supported; leave it out"
     if detail["type"] == "list_type":
         value = json.dumps(detail["input"])
-        return f"must be a list, got {value[:40]}; write [{value}]" if len(value) <= 40 else "must be a list"
+        return f"must be a list, got {value}; write [{value}]" if len(value) <= 40 else "must be a list; write [...]"
     if detail["type"] in BOUNDS:
         words, limit = BOUNDS[detail["type"]][0], detail["ctx"][BOUNDS[detail["type"]][1]]
         items = "item" if limit == 1 else "items"

@@ -111,13 +111,6 @@ def test_keys_that_can_not_be_read_are_one_line(capsys, checkpoint, tmp_path):
     assert f"{keys}, line 3" in refusal(capsys, "--model", str(checkpoint), "--api-keys", str(keys))
 
 
-def test_a_port_in_use_is_one_line(capsys, checkpoint):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        assert main(["--model", str(checkpoint), "--port", port]) == 2
-    assert f"port {port}: Address already in use; choose another --port, or 0\n" in capsys.readouterr().err
-
-
 def test_accepted_connections_send_at_once():
     with (
         listen("127.0.0.1", 0) as listener,
@@ -234,13 +227,3 @@ def test_a_missing_package_is_one_line_and_a_missing_module_of_ours_is_a_fault(c
     assert capsys.readouterr().err == "error: the package fastapi is not installed: pip install 'loopwm[serve]'\n"
     with pytest.raises(ModuleNotFoundError):
         missing_package(ModuleNotFoundError(name="serve.nothing"), "serve")
-
-
-@pytest.mark.parametrize(
-    ("package", "arguments", "extra"), [("fastapi", [], "serve"), ("httpx", ["play"], "serve"), ("mcp", ["mcp"], "mcp")]
-)
-def test_a_command_without_its_extra_says_what_to_install(package, arguments, extra):
-    code = f"import sys; sys.modules[{package!r}] = None; from serve.__main__ import main; sys.exit(main({arguments}))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
-    expected = f"error: the package {package} is not installed: pip install 'loopwm[{extra}]'\n"
-    assert (found.returncode, found.stderr) == (2, expected)

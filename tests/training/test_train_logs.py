@@ -144,8 +144,7 @@ def broken_xz(path: Path) -> str:
     [
         (broken_xz, "logs.jsonl.xz: line "),
         (lambda path: str(write_logs(path, [log(0), {"goal": "x"}])), "logs.jsonl: line 2: steps: must be list"),
-        (lambda path: str(write_logs(path, [log(0)])), "--logs: must have at least 50 steps to train on, got 8"),
-        (lambda path: str(write_logs(path, [log(0)] * 8)), "--logs: must have at least 2 goals (or seeds)"),
+        (lambda path: str(write_logs(path, [log(0)] * 8)), "LOGS: must have at least 2 goals (or seeds)"),
     ],
 )
 def test_train_of_bad_logs_is_refused_in_one_line(write, fault, tmp_path, capsys):

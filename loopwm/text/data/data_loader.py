@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loopwm.records.errors import InputError
+from loopwm.records.template import NEEDED
 from loopwm.records.token_episode import TokenEpisode
 from loopwm.text.data.collate import PackedBatch, TreeBatch, join, row_widths
 from loopwm.text.data.sampler import EpochPlanner, generator
@@ -134,7 +135,8 @@ def make_sources(
     for context_kind, share in data.regimes.items():
         if share > 0 and not any(planner.offers(context_kind) for planner in planners.values()):
             raise InputError(
-                f"data.regimes.{context_kind}: no step of the shards has what it shows and room for a step"
+                f"data.regimes.{context_kind}: must be 0, no step of the shards has "
+                f"{' and '.join(NEEDED[context_kind]) or 'an observation'} within data.trunk_tokens_max"
             )
     shares = source_shares({group: planner.targets for group, planner in planners.items()}, data)
     return [
