@@ -269,6 +269,32 @@ class WorldModel:
             memory_texts,
         )
 
+    @torch.inference_mode()
+    def sample_each(
+        self,
+        worlds: Sequence[World],
+        generator: torch.Generator,
+        max_new_tokens: int = template.LONGEST_OBSERVATION,
+    ) -> list[str]:
+        """Draw an observation of each world at temperature 1. worlds: as in `decode_each`, repeats allowed.
+
+        The most probable token of logits with Gumbel noise is a draw from their distribution (Maddison et al., 2014).
+        """
+
+        def noisy(
+            states: Sequence[KVCache], tokens: Sequence[Sequence[int]], step: int, rows: Sequence[int]
+        ) -> tuple[Tensor, Sequence[int]]:
+            logits, loops = self._next_tokens(worlds[0].depth, states, tokens, step, rows)
+            noise = torch.empty_like(logits, dtype=torch.float32)
+            return logits - noise.exponential_(generator=generator).log(), loops
+
+        if not worlds:
+            return []
+        decoder = Decoder(noisy, self._obs, self._end, max_new_tokens, drafts=False)
+        lookups = [Lookup(SharedText(), "") for _ in worlds]
+        hypotheses = decoder.greedy([self.before_decoding(world) for world in worlds], lookups)
+        return [decoded.text for decoded in self._texts(hypotheses)]
+
     def doubt(self, memory: Memory) -> float:
         """Return the log-probability below which a decoded observation gives way to one that was recalled.
 

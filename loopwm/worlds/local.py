@@ -99,6 +99,13 @@ class LocalWorlds:
             for world, over in steps
         ]
 
+    def sample(self, count: int, seed: int = 0) -> list[list[str]]:
+        """Draw `count` observations of each row's last step, at temperature 1; the worlds stay as they are."""
+        generator = torch.Generator(self._model.model.device).manual_seed(seed)
+        repeated = [world for world in self._now for _ in range(count)]
+        texts = self._model.sample_each(repeated, generator, self._max_new_tokens)
+        return [texts[start : start + count] for start in range(0, len(texts), count)]
+
     def fork(self, rows: Sequence[int]) -> LocalWorlds:
         check_rows(rows, len(self._contexts))
         fork = self.fresh()

@@ -1,14 +1,16 @@
 """Planning with imagined worlds: which of an agent's candidate actions to try first.
 
 Only refusals that the model trusts and losses change the agent's own order, and nothing is dropped: an agent that is
-asked too often by an unsure model loses more than it gains.
+asked too often by an unsure model loses more than it gains. Where a thing is looked for, what is imagined to be found
+decides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from loopwm.records.refusals import is_refused
+from loopwm.worlds.local import LocalWorlds
 from loopwm.worlds.protocol import Imagined, Worlds
 
 LOSS = 2.0
@@ -47,3 +49,29 @@ def order_actions(worlds: Worlds, actions: Sequence[str], bound: float = 0.93) -
         return list(range(len(actions)))
     risks = [risk(step) for step in imagine(worlds, actions)]
     return sorted(range(len(actions)), key=lambda place: risks[place] if risks[place] >= bound else 0.0)
+
+
+def chances(
+    worlds: LocalWorlds,
+    plans: Sequence[Sequence[str]],
+    shows: Callable[[str], bool],
+    samples: int = 16,
+    seed: int = 0,
+) -> list[float]:
+    """Return how probably each plan's last observation shows what is looked for: a share of sampled observations.
+
+    Args:
+        worlds: worlds whose first row is the agent's state, which stays as it is.
+        plans: actions of each, at least one.
+        shows: whether an observation shows it.
+        samples: drawn of each plan.
+        seed: of the draws.
+    """
+    forks = worlds.fork([0] * len(plans))
+    try:
+        for k in range(max(map(len, plans), default=0)):
+            rows = [row for row, plan in enumerate(plans) if k < len(plan)]
+            forks.step([plans[row][k] for row in rows], decode=False, rows=rows)
+        return [sum(map(shows, texts)) / samples for texts in forks.sample(samples, seed)]
+    finally:
+        forks.close()

@@ -238,3 +238,20 @@ def test_a_beginning_is_read_in_one_pass(ending):
 def test_decoding_of_no_token_is_refused(world_model):
     with pytest.raises(ValueError, match="max_new_tokens: must be at least 1, got 0"):
         world_model.decode(imagined(world_model), 0)
+
+
+def test_samples_are_distributed_as_the_uncached_models_probabilities(model, tokenizer):
+    """Sizes of the ten most probable first tokens, and of the rest, in 1,000 draws: Pearson's statistic of 10 degrees."""
+    world_model, draws = WorldModel(model, tokenizer), 1000
+    world = imagined(world_model, [0])
+    prompt = template.render_context(SHORT, world_model.slots)
+    prompt += template.render_step(ACTIONS[0][0], world_model.slots) + template.OBS
+    _, (scores, *_) = uncached_greedy(world_model, prompt, [])
+    shares = torch.tensor(scores).exp()
+    best = shares.topk(10)
+    generator = torch.Generator().manual_seed(0)
+    texts = world_model.sample_each([world] * draws, generator, max_new_tokens=1)
+    counts = [texts.count(tokenizer.decode([token], skip_special_tokens=True)) for token in best.indices.tolist()]
+    observed = torch.tensor([*counts, draws - sum(counts)], dtype=torch.float64)
+    expected = draws * torch.cat([best.values, 1 - best.values.sum()[None]])
+    assert ((observed - expected) ** 2 / expected).sum() < 29.6  # exceeded once in a thousand seeds

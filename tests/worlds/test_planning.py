@@ -6,10 +6,14 @@ from collections.abc import Sequence
 
 from loopwm.records.files import PACKAGED
 from loopwm.records.template import Context
+from loopwm.text.world import WorldModel
 from loopwm.worlds.local import LocalWorlds
-from loopwm.worlds.planning import imagine, order_actions, refusal_risk
+from loopwm.worlds.planning import chances, imagine, order_actions, refusal_risk
 from loopwm.worlds.protocol import Imagined
 
+HALL = "This room is called the hallway. In it, you see: \n\tthe agent\n"
+HALL += "You also see:\n\tA door to the kitchen (that is closed)"
+START = Context("Your task is to boil water.", HALL)
 REFUSED, DONE = "No known action matches that input.", "You move to the kitchen."
 
 
@@ -61,11 +65,29 @@ def test_order_of_one_action_imagines_nothing() -> None:
 
 def test_imagine_leaves_the_worlds_as_they_are() -> None:
     worlds = LocalWorlds.from_pretrained(PACKAGED)
-    hall = "This room is called the hallway. In it, you see: \n\tthe agent\n"
-    hall += "You also see:\n\tA door to the kitchen (that is closed)"
-    worlds.begin([Context("Your task is to boil water.", hall)])
+    worlds.begin([START])
     (before,) = worlds._now
     first, second = imagine(worlds, ["open door to kitchen", "frobnicate the dax"])
     assert worlds._now == [before]
     assert first.observation == worlds.step(["open door to kitchen"])[0].observation
     assert refusal_risk(first) == 0 < refusal_risk(second)
+
+
+def test_chances_are_shares_of_what_is_sampled_after_each_plan() -> None:
+    worlds = LocalWorlds(WorldModel.from_pretrained(PACKAGED), max_new_tokens=8)
+    worlds.begin([START])
+    plans = [["open door to kitchen", "go to kitchen"], ["look around"], ["look around"]]
+
+    def mentions(text: str) -> bool:
+        return "cupboard" in text or "open" in text
+
+    chances_of_plans = chances(worlds, plans, mentions, samples=4)
+    assert chances(worlds, plans, mentions, samples=4) == chances_of_plans  # the worlds stay, the seed decides
+    assert all(chance in (0, 0.25, 0.5, 0.75, 1) for chance in chances_of_plans)
+    alone = worlds.fork([0])
+    for action in plans[0]:
+        alone.step([action], decode=False)
+    drawn_texts = alone.sample(4)[0]
+    assert chances(worlds, plans[:1], mentions, samples=4) == [sum(map(mentions, drawn_texts)) / 4]
+    assert chances(worlds, plans, lambda text: True, samples=4) == [1, 1, 1]
+    assert chances(worlds, [], mentions) == []
