@@ -66,6 +66,12 @@ class RealWorld:
             )
         return in_turn[:count]
 
+    def all_games(self, split: str) -> list[Game]:
+        """Return every game of a split, task after task. Raises InputError if there are none."""
+        return [
+            Game(task, name) for task in self._environment.tasks() for name in self._environment.variations(task, split)
+        ]
+
     def _shuffled(self, task: str, split: str, seed: int) -> list[Game]:
         games = [Game(task, variation) for variation in self._environment.variations(task, split)]
         Random(f"{seed}/{task}/{split}").shuffle(games)

@@ -241,7 +241,7 @@ def test_decoding_of_no_token_is_refused(world_model):
 
 
 def test_samples_are_distributed_as_the_uncached_models_probabilities(model, tokenizer):
-    """Sizes of the ten most probable first tokens, and of the rest, in 1,000 draws: Pearson's statistic of 10 degrees."""
+    """The ten most probable first tokens, and the rest, in 1,000 draws: Pearson's statistic of 10 degrees."""
     world_model, draws = WorldModel(model, tokenizer), 1000
     world = imagined(world_model, [0])
     prompt = template.render_context(SHORT, world_model.slots)

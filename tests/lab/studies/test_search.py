@@ -1,0 +1,184 @@
+"""The agent that searches: what it does in a small kitchen, what a table learns, and that imagined places come first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from data_prep.environments import ENVIRONMENTS
+from lab.agents.real_world import Game, RealWorld
+from lab.agents.searcher import Goal, Searcher, parse_goal
+from lab.studies.search import ARMS, Imagined, Table, listed, measure, play_game, shuffled
+from loopwm.records.episodes import Episode, Step
+from loopwm.records.errors import InputError
+from loopwm.records.files import PACKAGED
+from loopwm.records.template import Context
+from loopwm.text.world import WorldModel
+from loopwm.worlds.local import LocalWorlds
+
+START = (
+    "You are in the middle of a room. Looking quickly around you, you see a cabinet 2, a cabinet 1, a countertop 1, "
+    "a fridge 1, a microwave 1, and a desklamp 1.\n\nYour task is to: "
+)
+
+
+class Kitchen:
+    """One mug in the closed fridge; cabinet 1 and the countertop share a spot."""
+
+    name = "kitchen"
+    looks: tuple[str, ...] = ("look",)
+    families: Mapping[str, tuple[str, ...]] = {"put": ("put",)}
+    solver = "expert"
+
+    def __init__(self) -> None:
+        self._here, self._held, self._hot, self._open = "", False, False, False
+
+    def tasks(self) -> list[str]:
+        return ["put"]
+
+    def splits(self) -> list[str]:
+        return ["dev"]
+
+    def variations(self, task: str, split: str) -> list[str]:
+        return ["plain", "hot", "built/put-1-99"]
+
+    def reset(self, task: str, variation: int | str) -> Step:
+        self.__init__()  # type: ignore[misc]
+        self._goal = "put a hot mug in cabinet." if variation == "hot" else "put some mug on cabinet."
+        return Step(None, START + self._goal, 0, False)
+
+    def goal(self) -> str:
+        return f"Your task is to: {self._goal}"
+
+    def hidden_state(self) -> str | None:
+        return None
+
+    def step(self, action: str) -> Step:
+        text = self._answer(action)
+        won = text.endswith("to the cabinet 2.") and (self._hot or "hot" not in self._goal)
+        return Step(action, text, 100 if won else 0, won)
+
+    def _answer(self, action: str) -> str:
+        spots = {"cabinet 1": "countertop 1"}
+        if action.startswith("go to "):
+            place = action.removeprefix("go to ")
+            if spots.get(place, place) == self._here:
+                return "Nothing happens."
+            self._here = spots.get(place, place)
+            return f"You arrive at {place}. {self._sight(place)}"
+        if action.startswith("examine "):
+            return self._sight(action.removeprefix("examine "))
+        if action == "open fridge 1" and self._here == "fridge 1":
+            self._open = True
+            return f"You open the fridge 1. {self._sight('fridge 1')}"
+        if action == "take mug 1 from fridge 1" and self._open and self._here == "fridge 1":
+            self._held = True
+            return "You pick up the mug 1 from the fridge 1."
+        if action == "heat mug 1 with microwave 1" and self._held and self._here == "microwave 1":
+            self._hot = True
+            return "You heat the mug 1 using the microwave 1."
+        if action == "move mug 1 to cabinet 2" and self._held and self._here == "cabinet 2":
+            return "You move the mug 1 to the cabinet 2."
+        return "Nothing happens."
+
+    def _sight(self, place: str) -> str:
+        if place != "fridge 1":
+            return f"On the {place}, you see nothing."
+        things = "nothing" if self._held else "a mug 1"
+        return f"The fridge 1 is open. In it, you see {things}." if self._open else "The fridge 1 is closed."
+
+    def exhausted(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[RealWorld]:
+    monkeypatch.setitem(ENVIRONMENTS, "kitchen", Kitchen)
+    with RealWorld("kitchen") as real:
+        yield real
+
+
+@pytest.mark.parametrize(
+    ("sentence", "goal"),
+    [
+        ("put some mug on shelf.", Goal("mug", "shelf")),
+        ("put a pen in drawer.", Goal("pen", "drawer")),
+        ("heat some egg and put it in fridge.", Goal("egg", "fridge", verb="heat")),
+        ("put a hot egg in fridge.", Goal("egg", "fridge", verb="heat")),
+        ("put a cool pan in cabinet.", Goal("pan", "cabinet", verb="cool")),
+        ("put two book in sofa.", Goal("book", "sofa", count=2)),
+        ("find two pen and put them in desk.", Goal("pen", "desk", count=2)),
+        ("look at creditcard under the desklamp.", Goal("creditcard", lamp="desklamp")),
+        ("examine the pen with the desklamp.", Goal("pen", lamp="desklamp")),
+    ],
+)
+def test_goals_are_those_of_the_games(sentence: str, goal: Goal) -> None:
+    assert parse_goal(f"Your task is to: {sentence}") == goal
+
+
+def test_another_goal_is_refused() -> None:
+    with pytest.raises(InputError, match=r"must be one of ALFWorld's, got 'boil water'"):
+        parse_goal("boil water")
+
+
+def episode() -> Episode:
+    world = Kitchen()
+    actions = ["go to countertop 1", "go to fridge 1", "open fridge 1"]
+    return Episode(
+        "alfworld", "put", "plain", "train", "expert", "goal", (world.reset("put", "plain"), *map(world.step, actions))
+    )
+
+
+def test_an_order_decides_how_many_steps_the_agent_takes(world: RealWorld) -> None:
+    arms = {"listed": listed, "table": Table([episode()])}
+    line = play_game(world, arms, Game("put", "hot"), 20)
+    carried = ["go to microwave 1", "heat mug 1 with microwave 1", "go to cabinet 2", "move mug 1 to cabinet 2"]
+    found = ["go to fridge 1", "open fridge 1", "take mug 1 from fridge 1"]
+    assert line["table"] == {"actions": [*found, *carried], "won": True, "refused": 0}
+    before = ["go to cabinet 2", "go to cabinet 1", "go to countertop 1", "examine countertop 1"]
+    assert line["listed"] == {"actions": [*before, *found, *carried], "won": True, "refused": 1}
+
+
+def test_places_of_the_goals_kind_come_last_unless_the_thing_changes_first(world: RealWorld) -> None:
+    line = play_game(world, {"listed": listed}, Game("put", "plain"), 20)
+    assert line["listed"]["actions"][:3] == ["go to countertop 1", "go to fridge 1", "open fridge 1"]
+    assert line["listed"]["won"]
+
+
+def test_random_orders_are_those_of_a_seed() -> None:
+    context, places = Context("goal", "start"), [f"shelf {n}" for n in range(9)]
+    order = shuffled(0, context, "mug", places)
+    assert sorted(order) == places != order
+    assert order == shuffled(0, context, "mug", places[::-1]) != shuffled(1, context, "mug", places)
+
+
+def test_the_model_looks_for_an_apple_in_the_fridge_before_the_toilet() -> None:
+    places = ["toilet 1", "fridge 1"]
+    start = Context(
+        "Your task is to: put some apple on diningtable.",
+        "You are in the middle of a room. Looking quickly around you, you see a toilet 1, a fridge 1, and a "
+        "diningtable 1.",
+    )
+    worlds = LocalWorlds(WorldModel.from_pretrained(PACKAGED), max_new_tokens=60)
+    assert Imagined(worlds, 16, 0)(start, "apple", places) == ["fridge 1", "toilet 1"]
+
+
+def test_a_run_leaves_built_games_out_and_compares_by_game(world: RealWorld, tmp_path) -> None:
+    arms = {"listed": listed, "random": listed, "table": listed, "model": Table([episode()])}
+    spec = {"split": "dev", "max_steps": 20}
+    results = measure(world, arms, spec, tmp_path / "run")
+    assert tuple(arms) == ARMS and results["n"] == 2
+    assert results["arms"]["listed"]["won"]["mean"] == 100
+    steps = {arm: row["steps"]["mean"] for arm, row in results["arms"].items()}
+    assert results["differences"]["random"]["steps"]["mean"] == steps["model"] - steps["random"] < 0
+    assert measure(world, {}, spec, tmp_path / "run")["arms"] == results["arms"]  # nothing is played again
+    assert "| model - listed |" in (tmp_path / "run/report.md").read_text(encoding="utf-8")
+
+
+def test_an_agent_that_has_looked_everywhere_stops() -> None:
+    goal = "Your task is to: put some egg on cabinet."
+    assert Searcher(lambda context, kind, places: []).act(Context(goal, START)) is None
