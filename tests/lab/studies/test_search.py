@@ -1,4 +1,4 @@
-"""The agent that searches: what it does in a small kitchen, what a table learns, and that imagined places come first."""
+"""The agent that searches: its steps in a small kitchen, what a table learns, and where the model looks first."""
 
 from __future__ import annotations
 
@@ -156,22 +156,23 @@ def test_random_orders_are_those_of_a_seed() -> None:
     assert order == shuffled(0, context, "mug", places[::-1]) != shuffled(1, context, "mug", places)
 
 
-def test_the_model_looks_for_an_apple_in_the_fridge_before_the_toilet() -> None:
-    places = ["toilet 1", "fridge 1"]
-    start = Context(
-        "Your task is to: put some apple on diningtable.",
-        "You are in the middle of a room. Looking quickly around you, you see a toilet 1, a fridge 1, and a "
-        "diningtable 1.",
+def test_the_model_looks_for_a_tomato_in_the_fridge_first() -> None:
+    room = (
+        "You are in the middle of a room. Looking quickly around you, you see a cabinet 1, a coffeemachine 1, a "
+        "countertop 1, a drawer 1, a fridge 1, a sidetable 1, a sinkbasin 1, and a toaster 1.\n\nYour task is to: "
+        "put a clean tomato in sidetable."
     )
+    start = Context("Your task is to: put a clean tomato in sidetable.", room)
     worlds = LocalWorlds(WorldModel.from_pretrained(PACKAGED), max_new_tokens=60)
-    assert Imagined(worlds, 16, 0)(start, "apple", places) == ["fridge 1", "toilet 1"]
+    assert Imagined(worlds, 12, 0)(start, "tomato", ["toaster 1", "drawer 1", "fridge 1"])[0] == "fridge 1"
 
 
 def test_a_run_leaves_built_games_out_and_compares_by_game(world: RealWorld, tmp_path) -> None:
     arms = {"listed": listed, "random": listed, "table": listed, "model": Table([episode()])}
     spec = {"split": "dev", "max_steps": 20}
     results = measure(world, arms, spec, tmp_path / "run")
-    assert tuple(arms) == ARMS and results["n"] == 2
+    assert tuple(arms) == ARMS
+    assert results["n"] == 2
     assert results["arms"]["listed"]["won"]["mean"] == 100
     steps = {arm: row["steps"]["mean"] for arm, row in results["arms"].items()}
     assert results["differences"]["random"]["steps"]["mean"] == steps["model"] - steps["random"] < 0
