@@ -82,9 +82,9 @@ def test_predictions_and_summaries_belong_to_each_row_alone(equipped):
     assert summary.shape == (2, equipped.model.config.hidden_size)
     torch.testing.assert_close(summary.norm(dim=-1), torch.ones(2))
     assert ((together.continuation > 0) & (together.continuation < 1)).all()
-    assert (together.reward[0] - together.reward[1]).abs() > 1e-4
+    assert (together.expected_reward[0] - together.expected_reward[1]).abs() > 1e-4
     alone = equipped.predictions(world.select([1]))
-    torch.testing.assert_close(alone.reward[0], together.reward[1], atol=1e-3, rtol=1e-4)
+    torch.testing.assert_close(alone.expected_reward[0], together.expected_reward[1], atol=1e-3, rtol=1e-4)
     torch.testing.assert_close(alone.continuation[0], together.continuation[1], atol=1e-5, rtol=1e-4)
 
 
