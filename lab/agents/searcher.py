@@ -32,7 +32,10 @@ def kind_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Goal:
-    """What to bring where. verb: done to it first. lamp: used while holding the thing, which is not brought then."""
+    """Goal of a game: bring `count` things of a kind to a place of a kind.
+
+    verb: done to the thing first. lamp: used while the thing is held; there is no place then.
+    """
 
     thing: str
     place: str | None = None
@@ -55,7 +58,7 @@ def parse_goal(text: str) -> Goal:
 
 @dataclass
 class Known:
-    """What the observations of a context tell. contents: of places that were looked into."""
+    """State of the rooms by the observations of a context. contents: of places that were looked into."""
 
     places: list[str]
     contents: dict[str, list[str]] = field(default_factory=dict)
@@ -89,13 +92,13 @@ class Known:
 
     def find(self, kind: str, barred: str | None = None) -> tuple[str, str] | None:
         """Return a thing of a kind and its place, which is of another kind than `barred`; None if none was seen."""
-        found = (
+        things_here = (
             (thing, place)
             for place, things in self.contents.items()
             for thing in things
             if kind_of(thing) == kind and kind_of(place) != barred
         )
-        return next(found, None)
+        return next(things_here, None)
 
     def first(self, kind: str) -> str | None:
         return next((place for place in self.places if kind_of(place) == kind), None)
@@ -130,8 +133,8 @@ class Searcher:
 
     def _bring(self, known: Known, goal: Goal, thing: str) -> str | None:
         """Put the thing down, where another one lies if two are asked for."""
-        begun = (p for p, names in known.contents.items() if any(kind_of(name) == goal.thing for name in names))
-        places = [place for place in begun if kind_of(place) == goal.place] if goal.count > 1 else []
+        with_one = (p for p, names in known.contents.items() if any(kind_of(name) == goal.thing for name in names))
+        places = [place for place in with_one if kind_of(place) == goal.place] if goal.count > 1 else []
         place = next(iter(places), None) or known.first(goal.place or "")
         if place is None:
             return None

@@ -1,4 +1,4 @@
-"""Store of the pictures page: studies, rollouts, agents and loads of the service, one small file each.
+"""Store of the pictures page: studies, rollouts, agents, searches and loads of the service, one small file each.
 
 They are in folders of their kind (`KINDS`) beside the runs on suites. A file that was copied from a printed table,
 because the run's own is lost, has the key `transcribed`.
@@ -24,6 +24,7 @@ class PictureStore:
     studies: tuple[Result, ...]
     rollouts: tuple[Result, ...]
     agents: tuple[Result, ...]
+    searches: tuple[Result, ...]
     loads: tuple[Result, ...]
     claims: tuple[Result, ...]
 
@@ -36,7 +37,7 @@ def read_pictures(data: Path) -> PictureStore:
 
 
 def keep(folder: Path, data: Path) -> None:
-    """Store the results of a finished study, rollout, agent or load, replacing an earlier one of the same name.
+    """Store the results of a finished study, rollout, agent, search or load, replacing an earlier one of the same name.
 
     Raises InputError for one that is not finished, or of an unknown kind.
     """
@@ -120,6 +121,13 @@ def _agents(results: Row) -> tuple[str, dict[str, Any]]:
     }
 
 
+def _search(results: Row) -> tuple[str, dict[str, Any]]:
+    """Return real steps and per cent won by arm, differences of the model from the others, and steps of each game."""
+    provenance = results["provenance"]
+    rows = {name: results[name] for name in ("n", "arms", "differences", "game_steps")}
+    return f"alfworld--{provenance['model_sha256'][:8]}", {"split": provenance["split"], **rows}
+
+
 def _load(results: Row) -> tuple[str, dict[str, Any]]:
     return results["model"], {name: results[name] for name in ("model", "load", "roof")}
 
@@ -128,6 +136,7 @@ KINDS: dict[str, tuple[str, Callable[[Row], tuple[str, dict[str, Any]]]]] = {
     "studies": ("study", _study),
     "rollouts": ("latent_minus_fed_back", _rollout),
     "agents": ("task_scores", _agents),
+    "searches": ("game_steps", _search),
     "loads": ("load", _load),
 }
 """By folder: the key that only its results.json has, and the name and content of the stored file."""

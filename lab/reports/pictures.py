@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -246,9 +247,7 @@ def _agents(store: PictureStore) -> tuple[Figure, str] | None:
     captions = []
     for axes, result in zip(grid, store.agents, strict=True):
         arms = list(result["arms"].items())
-        for y, (_, score) in enumerate(arms):
-            axes.plot(score["ci95"], [y, y], color=COLORS[0], lw=1.2)
-            axes.plot([score["mean"]], [y], "o", color=COLORS[0], ms=5)
+        _plot_intervals(axes, [score for _, score in arms])
         axes.set_yticks(range(len(arms)), [arm for arm, _ in arms], fontsize=8)
         axes.set(ylim=(len(arms) - 0.5, -0.5), xlim=(0, 100), xlabel="final score of 100")
         axes.set_title(f"{result['n']} games of {result['split']}, {_whose(result, store)}", fontsize=8)
@@ -258,6 +257,34 @@ def _agents(store: PictureStore) -> tuple[Figure, str] | None:
             f"{in_points(first['mean'] / 100, *(b / 100 for b in first['ci95']))}"
         )
     return canvas, f"Score by looking ahead in the model, {'; '.join(captions)}."
+
+
+def _searches(store: PictureStore) -> tuple[Figure, str] | None:
+    """Plot real steps of an agent that searches, by the order of the places."""
+    if not store.searches:
+        return None
+    canvas, grid = make_canvas(9, 2.2, 1, len(store.searches))
+    captions = []
+    for axes, result in zip(grid, store.searches, strict=True):
+        arms = list(result["arms"].items())
+        _plot_intervals(axes, [row["steps"] for _, row in arms])
+        axes.set_yticks(range(len(arms)), [arm for arm, _ in arms], fontsize=8)
+        axes.set(ylim=(len(arms) - 0.5, -0.5), xlabel="real steps a game")
+        axes.set_xlim(left=0)
+        axes.set_title(f"{result['n']} games of {result['split']}, {_whose(result, store)}", fontsize=8)
+        differences = (
+            f"{row['steps']['mean']:+.1f} ({row['steps']['ci95'][0]:+.1f} to {row['steps']['ci95'][1]:+.1f}) from {arm}"
+            for arm, row in result["differences"].items()
+        )
+        captions.append(f"{_whose(result, store)}, {', '.join(differences)}")
+    return canvas, f"Steps by searching where the model imagines things: {'; '.join(captions)}."
+
+
+def _plot_intervals(axes: Axes, estimates: Sequence[Mapping[str, Any]]) -> None:
+    """Plot means and their bounds, one below the other."""
+    for y, estimate in enumerate(estimates):
+        axes.plot(estimate["ci95"], [y, y], color=COLORS[0], lw=1.2)
+        axes.plot([estimate["mean"]], [y], "o", color=COLORS[0], ms=5)
 
 
 def _whose(result: Result, store: PictureStore) -> str:
@@ -322,6 +349,13 @@ PICTURES = (
         "python -m lab plan --train-episodes EPISODES --out RUN",
         _agents,
         lambda store: store.agents,
+    ),
+    Picture(
+        "search",
+        "An agent that searches where the model imagines things",
+        "python -m lab search --train-episodes EPISODES --out RUN",
+        _searches,
+        lambda store: store.searches,
     ),
 )
 """In the order of the page."""

@@ -87,7 +87,7 @@ def shuffled(seed: int, context: Context, kind: str, places: Sequence[str]) -> l
 
 
 class Table:
-    """How often the first look into a place of a kind showed a thing of a kind, and how often the place was closed."""
+    """Counts, over episodes, of kinds of things by kind of place at the first look, and of places that were closed."""
 
     def __init__(self, episodes: Iterable[Episode]) -> None:
         self._shown, self._looks = Counter[tuple[str, str]](), Counter[str]()
@@ -185,7 +185,7 @@ def play_game(world: RealWorld, arms: Arms, game: Game, max_steps: int) -> dict[
 
 
 def make_results(plays: Plays, games: Sequence[str], spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Build results.json: means a game of each arm, and the model's differences from the others by game."""
+    """Build results.json: means a game of each arm, the model's differences from the others, and steps of each game."""
 
     def column(arm: str, value: Callable[[Mapping[str, Any]], float]) -> Any:
         return np.array([value(plays[game][arm]) for game in games], dtype=np.float64)
@@ -194,6 +194,7 @@ def make_results(plays: Plays, games: Sequence[str], spec: Mapping[str, Any]) ->
     wins = {arm: column(arm, lambda play: 100 * play["won"]) for arm in ARMS}
     return {
         "n": len(games),
+        "game_steps": {arm: counts.astype(int).tolist() for arm, counts in steps.items()},
         "arms": {arm: {"steps": estimate(steps[arm]), "won": estimate(wins[arm])} for arm in ARMS},
         "differences": {
             arm: {"steps": estimate(steps["model"] - steps[arm]), "won": estimate(wins["model"] - wins[arm])}

@@ -8,10 +8,13 @@ decides.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from loopwm.records.refusals import is_refused
-from loopwm.worlds.local import LocalWorlds
 from loopwm.worlds.protocol import Imagined, Worlds
+
+if TYPE_CHECKING:  # it imports torch, which planning over HTTP does without
+    from loopwm.worlds.local import LocalWorlds
 
 LOSS = 2.0
 """Risk of an action that is imagined to lose points: above that of any refusal, which costs a step only."""

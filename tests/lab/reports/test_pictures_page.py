@@ -1,4 +1,4 @@
-"""The pictures page is made of stored results of studies, rollouts, agents and loads."""
+"""The pictures page is made of stored results of studies, rollouts, agents, searches and loads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAGE_FOLDER = Path(__file__).parents[3] / "docs" / "results"
 @pytest.fixture
 def page(tmp_path: Path) -> Path:
     """Folder of a page with the runs on suites only."""
-    kinds = ("studies", "rollouts", "agents", "loads")
+    kinds = ("studies", "rollouts", "agents", "searches", "loads")
     shutil.copytree(PAGE_FOLDER / "data", tmp_path / "page" / "data", ignore=shutil.ignore_patterns(*kinds))
     return tmp_path / "page"
 
@@ -38,7 +38,7 @@ def test_committed_page_is_drawn_from_the_committed_results() -> None:
 def test_pictures_without_results_show_the_commands(page: Path) -> None:
     made = dict(render(read_pictures(page / "data")))
     missing = [picture for picture in PICTURES if f"{picture.name}.svg" not in made]
-    assert [picture.name for picture in missing] == ["rollouts", "studies", "cost", "service", "agents"]
+    assert [picture.name for picture in missing] == ["rollouts", "studies", "cost", "service", "agents", "search"]
     for picture in missing:
         assert f"this command makes one:\n\n    {picture.command}\n" in made["pictures.md"]
 
@@ -60,13 +60,16 @@ OTHERS: dict[str, dict[str, Any]] = {
     "agents": {"n": 3, "arms": {arm: {"score": SCORE, "lost": SCORE, "refused": 2} for arm in ("retrieval", "ahead")},
                "differences": [{"a": "ahead", "b": "retrieval", "score": {"mean": -5.0, "ci95": [-9, 1]}, "lost": SCORE,
                                 "refused": SCORE}], "task_scores": {}},
+    "searches": {"n": 3, "arms": {arm: {"steps": SCORE, "won": SCORE} for arm in ("listed", "model")},
+                 "differences": {"listed": {"steps": {"mean": -9.0, "ci95": [-14, -6]}, "won": SCORE}},
+                 "game_steps": {"listed": [9, 20, 31], "model": [7, 9, 11]}},
     "loads": {"model": "tiny",
               "load": [{"workload": "chat", "at_once": n, "tokens_per_second": 9.0 * n} for n in (1, 8)],
               "roof": [{"at_once": 8, "tokens_per_second": 100.0}]},
 }  # fmt: skip
 
 
-def test_what_studies_rollouts_agents_and_loads_came_to_is_kept_and_drawn(page, tmp_path) -> None:
+def test_finished_results_of_every_kind_are_kept_and_drawn(page, tmp_path) -> None:
     folders = []
     for kind, results in OTHERS.items():
         folders.append(tmp_path / kind)
@@ -81,6 +84,7 @@ def test_what_studies_rollouts_agents_and_loads_came_to_is_kept_and_drawn(page, 
     assert "depth, checkpoint 11111111: T=1 51.0 at 2.0 MFLOPs, best T=2 52.0 at 3.0 MFLOPs" in text
     assert "textworld -2.0 (-3.0 to -1.0)" in text
     assert "ahead minus retrieval, checkpoint 11111111: -5.0 (-9.0 to +1.0)" in text
+    assert "checkpoint 11111111, -9.0 (-14.0 to -6.0) from listed" in text
     assert "Chat: 72 tokens a second with 8 at once, 9 with 1 (checkpoint 11111111)" in text
     assert all(f"- `the {kind} command`" in text for kind in OTHERS)
 
