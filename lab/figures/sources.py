@@ -309,6 +309,35 @@ class Agents:
         return [row["mean"], *row["ci95"]]
 
 
+@dataclass(frozen=True)
+class Search:
+    """Real steps of an agent of ALFWorld that searches. weights: first digits of the checkpoint's hash."""
+
+    store: Store
+    weights: str
+
+    @cached_property
+    def _result(self) -> dict[str, Any]:
+        result: dict[str, Any] = self.store.json(f"searches/alfworld--{self.weights}.json")
+        return result
+
+    @property
+    def games(self) -> int:
+        return int(self._result["n"])
+
+    def steps(self, arm: str) -> float:
+        return float(self._result["arms"][arm]["steps"]["mean"])
+
+    def won(self, arm: str) -> float:
+        """Return the per cent of games that were won."""
+        return float(self._result["arms"][arm]["won"]["mean"])
+
+    def difference(self, arm: str) -> list[float]:
+        """Return mean and bounds of the model's steps less those of an arm."""
+        row = self._result["differences"][arm]["steps"]
+        return [row["mean"], *row["ci95"]]
+
+
 class Weights:
     """Counts of the shipped weights."""
 
@@ -387,6 +416,7 @@ def names_in(root: Path) -> dict[str, Any]:
         "dev_trust": lambda: trust(*(run for name, run in runs.items() if name in DEV)),
         "probe_trust": lambda: trust(*(run for name, run in runs.items() if name.endswith("_dev_probe"))),
         "agents": lambda weights: Agents(store, weights),
+        "search": lambda weights: Search(store, weights),
         "weights": weights,
         "training": lambda name: Training(store.json(f"training/{name}.json")),
         "study": lambda name: Study(store.json(f"studies/{name}.json"), copied=False),
