@@ -21,7 +21,7 @@ from serve.engine.batch import RunningBatch
 from serve.engine.forward import ForwardGenerator, ModelRunner, extend, prefill, run_batch
 from serve.engine.prefix_cache import PrefixCache
 from serve.engine.requests import Request, RequestContext, WorkItem
-from serve.engine.scheduler import RetryEstimator, Scheduler
+from serve.engine.scheduler import DECODED_TOKEN, RetryEstimator, Scheduler
 from serve.limits import Limits
 
 log = logging.getLogger(__name__)
@@ -282,14 +282,16 @@ class Engine:
 
     def _max_num_batched_tokens(self) -> int:
         """Return the prefill tokens of this step."""
-        decoding, limits = len(self._batch), self.limits
+        decoding, limits = [request.ctx.key for request in self._batch.requests], self.limits
         if not decoding:
             return limits.max_num_batched_tokens
         with self._changed:
-            waiting = len(self._scheduler.items)
+            waiting, key = len(self._scheduler.items), self._scheduler.next_key()
         with_decodes = limits.prefill_tokens_with_decodes
-        # In proportion to the queue: many cold prompts would starve behind a few long generations.
-        return max(with_decodes, min(limits.max_num_batched_tokens, with_decodes * waiting // decoding))
+        # In proportion to the queue: many cold prompts would starve behind a few long generations. A key may prefill
+        # for as long as others decode.
+        fair = max(with_decodes * waiting // len(decoding), DECODED_TOKEN * (len(decoding) - decoding.count(key)))
+        return max(with_decodes, min(limits.max_num_batched_tokens, fair))
 
     def _start_waiting(self) -> None:
         """Start waiting items in scheduling order.

@@ -19,6 +19,7 @@ from serve.engine.engine import DeadlineError, Engine, EngineStoppedError, Queue
 from serve.engine.forward import ModelRunner, score
 from serve.engine.requests import Request, RequestContext, WorkItem
 from serve.engine.sampling import SamplingParams
+from serve.engine.scheduler import DECODED_TOKEN
 from serve.limits import Limits
 from tests.fixtures.engine import DEPTH, NEVER, Collector, Starter, alone, counted, fail, random_prompt
 from tests.fixtures.service import wait_until
@@ -178,6 +179,20 @@ def test_rows_go_on_beside_a_long_prompt(tiny_model, monkeypatch):
         assert wait_until(long.over.is_set)
     assert sum(sizes) >= 1059
     assert max(sizes) == 32
+
+
+@pytest.mark.parametrize(("key", "most"), [("", 8), ("other", 4 * DECODED_TOKEN)])
+def test_a_key_prefills_for_as_long_as_others_decode(tiny_model, monkeypatch, key, most):
+    sizes = counted(tiny_model, monkeypatch)
+    with Engine(tiny_model, NEVER, Limits(prefill_tokens_with_decodes=8)) as engine:
+        ctx = engine.admit(key)
+        long = Collector(Request(random_prompt(300, 1), SamplingParams(max_tokens=1), DEPTH, ctx=ctx))
+        requests = [Request((9, 9), SamplingParams(max_tokens=60), DEPTH) for _ in range(4)]
+        first = Starter(requests[0], start=lambda: engine.submit([long.request]))
+        rows = [first, *map(Collector, requests[1:])]
+        engine.submit([row.request for row in rows])
+        assert all(wait_until(row.over.is_set) for row in (*rows, long))
+    assert max(sizes) == most
 
 
 def test_an_item_runs_one_forward_between_two_tokens(tiny_model):

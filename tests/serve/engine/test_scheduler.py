@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from serve.engine.requests import RequestContext, WorkItem
-from serve.engine.scheduler import Scheduler
+from serve.engine.scheduler import DECODED_TOKEN, Scheduler
 
 BUDGET = 64
 """Prefill tokens of a step."""
@@ -49,7 +49,7 @@ class Load:
         """Decode a token of each row, then prefill the budget, as `Engine._run` does."""
         rows = list(self.decoding.elements())
         self.scheduler.begin_step(rows)
-        self.work.update(rows)
+        self.work += Counter({key: DECODED_TOKEN * count for key, count in self.decoding.items()})
         for item in self.scheduler.next_waiting(1 << 30):
             self.scheduler.start(item)
         left, served = BUDGET, set[WorkItem]()
@@ -87,7 +87,7 @@ def test_busy_keys_get_equal_work_whatever_they_ask_for(seed: int) -> None:
     sizes = {f"key {i}": rng.choice((1, 5, 60, 300, 2000)) + 22 for i in range(rng.randint(2, 5))}
     load = Load(decoding=Counter({key: rng.choice((0, 0, 3)) for key in sizes}))
     work = load.run(50, sizes)
-    assert max(work.values()) - min(work[key] for key in sizes) <= 2 * BUDGET
+    assert max(work.values()) - min(work[key] for key in sizes) <= 2 * BUDGET + 3 * DECODED_TOKEN
 
 
 def test_a_late_key_starts_level_with_the_others() -> None:
@@ -98,9 +98,9 @@ def test_a_late_key_starts_level_with_the_others() -> None:
 
 
 def test_a_key_that_only_decodes_pays_for_it() -> None:
-    load = Load(decoding=Counter({"decodes": 16}))
+    load = Load(decoding=Counter({"decodes": 8}))
     load.run(100, {"other": 100})
-    assert load.work["decodes"] == 1600
+    assert load.work["decodes"] == 800 * DECODED_TOKEN
     work = load.run(60, {"decodes": 100, "other": 100})
     assert abs(work["decodes"] - work["other"]) <= 2 * BUDGET
 
