@@ -21,7 +21,7 @@ from serve.engine.batch import RunningBatch
 from serve.engine.forward import ForwardGenerator, ModelRunner, extend, prefill, run_batch
 from serve.engine.prefix_cache import PrefixCache
 from serve.engine.requests import Request, RequestContext, WorkItem
-from serve.engine.scheduler import DECODED_TOKEN, RetryEstimator, Scheduler
+from serve.engine.scheduler import RetryEstimator, Scheduler
 from serve.limits import Limits
 
 log = logging.getLogger(__name__)
@@ -31,6 +31,10 @@ IDLE_SECONDS = 2.0
 
 STALL_SECONDS = 30.0
 """Time of one iteration after which the engine makes no progress: a step takes less than a second."""
+
+WHOLE_PROMPT = 2048
+"""Prefill tokens of a step for a key beside one that has most of the rows, and has used more: in pieces, its prompt
+would wait for as many decode steps of them."""
 
 BUSY_SECONDS = 10.0
 """Time of work after which it is returned, too, because prompts of many lengths fragment the heap."""
@@ -262,11 +266,10 @@ class Engine:
 
     def _prefill_step(self) -> None:
         """Run forwards of work items within the token budget, at most one for each item."""
-        max_num_batched_tokens = self._max_num_batched_tokens()
         num_batched_tokens = 0
         served: set[WorkItem] = set()
         self._start_waiting()
-        while num_batched_tokens < max_num_batched_tokens:
+        while num_batched_tokens < (max_num_batched_tokens := self._max_num_batched_tokens()):
             with self._changed:
                 scheduled = self._scheduler.schedule(max_num_batched_tokens - num_batched_tokens, served)
             if not scheduled:
@@ -281,17 +284,17 @@ class Engine:
                 self._advance(item, result)
 
     def _max_num_batched_tokens(self) -> int:
-        """Return the prefill tokens of this step."""
-        decoding, limits = [request.ctx.key for request in self._batch.requests], self.limits
-        if not decoding:
+        """Return the prefill tokens of this step, by the key that goes next."""
+        rows, limits = Counter(request.ctx.key for request in self._batch.requests), self.limits
+        if not rows:
             return limits.max_num_batched_tokens
+        (greediest, most), with_decodes = rows.most_common(1)[0], limits.prefill_tokens_with_decodes
         with self._changed:
-            waiting, key = len(self._scheduler.items), self._scheduler.next_key()
-        with_decodes = limits.prefill_tokens_with_decodes
-        # In proportion to the queue: many cold prompts would starve behind a few long generations. A key may prefill
-        # for as long as others decode.
-        fair = max(with_decodes * waiting // len(decoding), DECODED_TOKEN * (len(decoding) - decoding.count(key)))
-        return max(with_decodes, min(limits.max_num_batched_tokens, fair))
+            waiting, next_is_behind = len(self._scheduler.items), self._scheduler.next_is_behind(greediest)
+        if 2 * most > rows.total() and next_is_behind:
+            return WHOLE_PROMPT
+        # In proportion to the queue: many cold prompts would starve behind a few long generations.
+        return max(with_decodes, min(limits.max_num_batched_tokens, with_decodes * waiting // rows.total()))
 
     def _start_waiting(self) -> None:
         """Start waiting items in scheduling order.
