@@ -36,6 +36,10 @@ WHOLE_PROMPT = 2048
 """Prefill tokens of a step for a key beside one that has most of the rows, and has used more: in pieces, its prompt
 would wait for as many decode steps of them."""
 
+PASS_TOKENS = 48
+"""Tokens of a step's budget that each pass takes beside its own: one token takes as long alone as about so many in a
+long piece, and a step of many small passes would keep all others waiting."""
+
 BUSY_SECONDS = 10.0
 """Time of work after which it is returned, too, because prompts of many lengths fragment the heap."""
 
@@ -275,6 +279,7 @@ class Engine:
             if not scheduled:
                 return
             results = run_batch([forward for _, forward in scheduled])
+            num_batched_tokens += PASS_TOKENS
             for (item, forward), result in zip(scheduled, results, strict=True):
                 num_batched_tokens += forward.num_tokens
                 with self._changed:

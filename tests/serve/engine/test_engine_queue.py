@@ -6,7 +6,8 @@ import itertools
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from loopwm.core.kv_cache import KVCache
-from serve.engine.engine import DeadlineError, Engine, EngineStoppedError, QueueFullError
+from serve.engine.engine import PASS_TOKENS, DeadlineError, Engine, EngineStoppedError, QueueFullError
 from serve.engine.forward import PADDING, ModelRunner, score
 from serve.engine.requests import Request, RequestContext, WorkItem
 from serve.engine.sampling import SamplingParams
@@ -210,6 +211,25 @@ def test_an_item_runs_one_forward_between_two_tokens(tiny_model):
         engine.add(WorkItem(steps=small_forwards()))
         assert wait_until(row.over.is_set)
     assert all(later > earlier for earlier, later in itertools.pairwise(tokens))
+
+
+def test_few_small_passes_run_between_two_tokens(tiny_model):
+    passes = Counter[int]()
+
+    def small(number: int) -> Iterator[Any]:
+        yield Sum(f"shape {number}", 1, [])
+        passes[len(row.tokens)] += 1
+
+    def start() -> None:
+        for number in range(20):
+            engine.add(WorkItem(steps=small(number)))
+
+    with Engine(tiny_model, NEVER, Limits(max_num_batched_tokens=2 * PASS_TOKENS)) as engine:
+        row = Starter(Request((9, 9), SamplingParams(max_tokens=60), DEPTH), start=start)
+        engine.submit([row.request])
+        assert wait_until(row.over.is_set)
+    assert sum(passes.values()) == 20
+    assert max(passes.values()) == 2
 
 
 def test_an_idle_engine_forgets_what_keys_have_used(tiny_model, requests, monkeypatch):

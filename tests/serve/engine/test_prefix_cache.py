@@ -29,6 +29,16 @@ def test_the_cache_finds_the_longest_beginning_of_the_same_depth():
     assert len(cache) == 1, "what is too short is not worth it"
 
 
+def test_the_cache_keeps_what_it_has_when_a_copy_grows():
+    cache, prompt = PrefixCache(1 << 40), random_prompt(BLOCK, 1)
+    cache.put_prompt(prompt, 2, state_of(BLOCK))
+    copy = cache.get_prompt(prompt, 2)
+    assert copy is not None
+    copy.extend(torch.ones(1, 1, dtype=torch.bool))
+    copy.update(torch.zeros(1, 1, 1, 256), torch.zeros(1, 1, 1, 256), 0)
+    assert (copy.length, cache.get((2, prompt)).length) == (BLOCK + 1, BLOCK)
+
+
 def test_an_evicted_prompt_does_not_hide_a_shorter_one():
     cache, prompt = PrefixCache(1 << 40), random_prompt(3 * BLOCK, 1)
     cache.put_prompt(prompt, 2, state_of(3 * BLOCK))
