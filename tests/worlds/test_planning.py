@@ -91,3 +91,12 @@ def test_chances_are_shares_of_what_is_sampled_after_each_plan() -> None:
     assert chances(worlds, plans[:1], mentions, samples=4) == [sum(map(mentions, drawn_texts)) / 4]
     assert chances(worlds, plans, lambda text: True, samples=4) == [1, 1, 1]
     assert chances(worlds, [], mentions) == []
+
+
+def test_samples_of_a_row_are_of_its_step() -> None:
+    worlds = LocalWorlds(WorldModel.from_pretrained(PACKAGED), max_new_tokens=8)
+    worlds.begin([START, START])
+    worlds.step(["look around", "inventory"], decode=False)
+    rooms, inventories = worlds.sample(3)
+    assert all("room" in text for text in rooms)
+    assert all("inventory" in text for text in inventories)

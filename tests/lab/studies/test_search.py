@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,7 @@ from lab.studies.search import ARMS, Imagined, Table, listed, measure, play_game
 from loopwm.records.episodes import Episode, Step
 from loopwm.records.errors import InputError
 from loopwm.records.files import PACKAGED
-from loopwm.records.template import Context
+from loopwm.records.template import Context, Transition
 from loopwm.text.world import WorldModel
 from loopwm.worlds.local import LocalWorlds
 
@@ -21,6 +23,9 @@ START = (
     "You are in the middle of a room. Looking quickly around you, you see a cabinet 2, a cabinet 1, a countertop 1, "
     "a fridge 1, a microwave 1, and a desklamp 1.\n\nYour task is to: "
 )
+
+
+SIGHTS = {"go to fridge 1": "The fridge 1 is closed.", "go to desk 1": "On the desk 1, you see nothing."}
 
 
 class Kitchen:
@@ -127,7 +132,7 @@ def test_another_goal_is_refused() -> None:
 
 def episode() -> Episode:
     world = Kitchen()
-    actions = ["go to countertop 1", "go to fridge 1", "open fridge 1"]
+    actions = ["go to countertop 1", "go to fridge 1", "open fridge 1", "examine fridge 1"]
     return Episode(
         "alfworld", "put", "plain", "train", "expert", "goal", (world.reset("put", "plain"), *map(world.step, actions))
     )
@@ -147,6 +152,30 @@ def test_places_of_the_goals_kind_come_last_unless_the_thing_changes_first(world
     line = play_game(world, {"listed": listed}, Game("put", "plain"), 20)
     assert line["listed"]["actions"][:3] == ["go to countertop 1", "go to fridge 1", "open fridge 1"]
     assert line["listed"]["won"]
+
+
+def test_a_table_counts_the_first_look_into_a_place() -> None:
+    assert Table([episode()]).identity == {"looks": 2, "shown": 1}
+
+
+def test_a_place_that_is_imagined_closed_costs_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    def imagine(worlds: Any, actions: list[str]) -> list[SimpleNamespace]:
+        return [SimpleNamespace(observation=SIGHTS[action]) for action in actions]
+
+    def chances(worlds: Any, plans: list[list[str]], *_: Any) -> list[float]:
+        assert plans == [["go to fridge 1", "open fridge 1"], ["go to desk 1"]]
+        return [0.6, 0.4]
+
+    monkeypatch.setattr("lab.studies.search.imagine", imagine)
+    monkeypatch.setattr("lab.studies.search.chances", chances)
+    worlds: Any = SimpleNamespace(begin=lambda contexts: None)
+    assert Imagined(worlds, 12, 0)(Context("goal", "start"), "mug", ["fridge 1", "desk 1"]) == ["desk 1", "fridge 1"]
+
+
+def test_what_lies_in_its_place_is_not_taken() -> None:
+    seen = Transition("go to cabinet 1", "You arrive at cabinet 1. On the cabinet 1, you see a mug 1.")
+    context = Context("Your task is to: put two mug in cabinet.", START, (seen,))
+    assert Searcher(listed).act(context) == "go to countertop 1"
 
 
 def test_random_orders_are_those_of_a_seed() -> None:
