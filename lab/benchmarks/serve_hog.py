@@ -5,7 +5,8 @@
 Starts a service with two keys. The hog keeps `--times` (10) as many requests open as the service has places for, in
 turn: streamed answers of 512 tokens, plans of many candidates, forks that each imagine a step, prompts echoed with
 their log-probabilities. A refused request is sent again when its `Retry-After` has passed, as clients do. The other
-key streams the answers to one window after another, each of which differs.
+key streams the answers to one window after another, each of which differs, from a process of its own: the hog's
+client needs half a core itself.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import gzip
 import hashlib
 import itertools
 import json
+import multiprocessing
 import random
 import subprocess
 import sys
@@ -23,6 +25,8 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -130,32 +134,48 @@ async def first_tokens(load: Load, memory: Memory, go_on: Callable[[int], bool])
     }
 
 
+def client(base: str, key: str) -> httpx.AsyncClient:
+    headers, limits = {"Authorization": f"Bearer {key}"}, httpx.Limits(max_connections=None)
+    return httpx.AsyncClient(base_url=base, headers=headers, timeout=None, limits=limits, trust_env=False)
+
+
+def be_hog(base: str, model: str, windows: list[dict[str, Any]], workers: int, end: Event, answers: Queue[Any]) -> None:
+    """Send requests with a number of workers until `end` is set, then put their statuses."""
+
+    async def run() -> Counter[int]:
+        async with client(base, "hog") as http:
+            hog = Hog(http, model, itertools.cycle(windows))
+            tasks = [asyncio.create_task(hog.work(number)) for number in range(workers)]
+            await asyncio.to_thread(end.wait)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return hog.statuses
+
+    answers.put(dict(asyncio.run(run())))
+
+
 async def measure(args: argparse.Namespace, base: str, pid: int) -> dict[str, Any]:
     with gzip.open(args.windows, "rt", encoding="utf-8") as file:
         windows = [json.loads(line) for line in file]
-    limits = httpx.Limits(max_connections=None)
-    memory = Memory(pid)
-
-    def client(key: str) -> httpx.AsyncClient:
-        headers = {"Authorization": f"Bearer {key}"}
-        return httpx.AsyncClient(base_url=base, headers=headers, timeout=None, limits=limits, trust_env=False)
-
-    async with client("hog") as of_hog, client("other") as of_other:
-        model = (await of_other.get("/v1/models")).json()["data"][0]["id"]
-        load = Load(of_other, model, windows[::2], 1, pid)
+    memory, workers = Memory(pid), args.times * (args.max_batch + args.max_queue)
+    spawn = multiprocessing.get_context("spawn")
+    end, answers = spawn.Event(), spawn.Queue()
+    async with client(base, "other") as http:
+        model = (await http.get("/v1/models")).json()["data"][0]["id"]
+        load = Load(http, model, windows[::2], 1, pid)
         idle = await first_tokens(load, memory, lambda count: count < IDLE_REQUESTS)
-        hog = Hog(of_hog, model, itertools.cycle(windows[1::2]))
-        places = args.max_batch + args.max_queue
-        workers = [asyncio.create_task(hog.work(number)) for number in range(args.times * places)]
+        hog = spawn.Process(target=be_hog, args=(base, model, windows[1::2], workers, end, answers))
+        hog.start()
         await asyncio.sleep(args.settle)
-        end = time.monotonic() + 60 * args.minutes
-        beside = await first_tokens(load, memory, lambda _: time.monotonic() < end)
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+        last = time.monotonic() + 60 * args.minutes
+        beside = await first_tokens(load, memory, lambda _: time.monotonic() < last)
+        end.set()
+        statuses = await asyncio.to_thread(answers.get)
+        hog.join()
     return {
-        "hog's open requests": len(workers),
-        "hog's answers": dict(hog.statuses),
+        "hog's open requests": workers,
+        "hog's answers": statuses,
         "idle": idle,
         "beside the hog": beside,
         "ratio of p95": round(beside["p95 seconds"] / idle["p95 seconds"], 1),
