@@ -273,7 +273,7 @@ class Engine:
         num_batched_tokens = 0
         served: set[WorkItem] = set()
         self._start_waiting()
-        while num_batched_tokens < (max_num_batched_tokens := self._max_num_batched_tokens()):
+        while num_batched_tokens < (max_num_batched_tokens := self._max_num_batched_tokens(served)):
             with self._changed:
                 scheduled = self._scheduler.schedule(max_num_batched_tokens - num_batched_tokens, served)
             if not scheduled:
@@ -288,14 +288,14 @@ class Engine:
                 served.add(item)
                 self._advance(item, result)
 
-    def _max_num_batched_tokens(self) -> int:
-        """Return the prefill tokens of this step, by the key that goes next."""
+    def _max_num_batched_tokens(self, served: Collection[WorkItem]) -> int:
+        """Return the prefill tokens of this step, by the key that goes next. served: items that do not."""
         rows, limits = Counter(request.ctx.key for request in self._batch.requests), self.limits
         if not rows:
             return limits.max_num_batched_tokens
         (greediest, most), with_decodes = rows.most_common(1)[0], limits.prefill_tokens_with_decodes
         with self._changed:
-            waiting, next_is_behind = len(self._scheduler.items), self._scheduler.next_is_behind(greediest)
+            waiting, next_is_behind = len(self._scheduler.items), self._scheduler.next_is_behind(greediest, served)
         if 2 * most > rows.total() and next_is_behind:
             return WHOLE_PROMPT
         # In proportion to the queue: many cold prompts would starve behind a few long generations.

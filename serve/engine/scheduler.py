@@ -70,9 +70,10 @@ class Scheduler:
         self._scheduled_tokens.clear()
         self._virtual_time = 0.0
 
-    def next_is_behind(self, other: str) -> bool:
+    def next_is_behind(self, other: str, excluded: Collection[WorkItem]) -> bool:
         """Return True if the item that is scheduled next is of a key that has used no more than another key."""
-        key = next((item.ctx.key for item in self._ordered(self.items)), other)
+        ready = (item for item in self.running if item not in excluded and item.pending is not None)
+        key = next((item.ctx.key for item in self._ordered(ready)), other)
         return key != other and self._scheduled_tokens[key] <= self._scheduled_tokens[other]
 
     def next_waiting(self, most: int) -> list[WorkItem]:
