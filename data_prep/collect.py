@@ -23,11 +23,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from data_prep.collect_frames import POLICIES as FRAME_POLICIES
-from data_prep.collect_frames import FramePlan, run_frames
 from data_prep.environments import ENVIRONMENTS, make_environment
 from data_prep.environments.base import Environment, SimulatorError
-from data_prep.environments.pixels.by_name import FRAME_ENVIRONMENTS, is_frame_environment
+from data_prep.environments.pixels.by_name import FRAME_ENVIRONMENTS, FRAME_POLICIES, is_frame_environment
 from data_prep.plan import Chunk, CollectionPlan, load_or_make_chunks, parse_shard
 from data_prep.policies import POLICIES, Play
 from data_prep.solutions import solve
@@ -277,6 +275,8 @@ def _option(name: str) -> str:
 
 
 def _run_frames(args: argparse.Namespace) -> None:
+    from data_prep.collect_frames import FramePlan, run_frames
+
     for name, default in TEXT_ONLY.items():
         if getattr(args, name) != default:
             raise InputError(f"{_option(name)}: not an option for frames, which {args.environment} shows")

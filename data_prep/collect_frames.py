@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-from data_prep.environments.pixels.by_name import make_frame_environment
+from data_prep.environments.pixels.by_name import FRAME_POLICIES, make_frame_environment
 from loopwm.records.errors import InputError
 from loopwm.records.files import write_json
 from loopwm.records.frames import FrameEpisode, FrameSpace, count_steps, write_episode
@@ -89,7 +89,7 @@ def choose(actions: int, rng: np.random.Generator) -> Iterator[int]:
 CORRIDOR = 8
 """Steps to the end of the longest corridor, S9's; a wall stops any excess steps."""
 
-POLICIES = {"random": at_random, "choose": choose}
+POLICIES = dict(zip(FRAME_POLICIES, (at_random, choose), strict=True))
 
 
 def play_episode(env: FrameEnvironment, seed: int, max_steps: int | None, policy: str = "random") -> FrameEpisode:

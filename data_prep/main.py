@@ -16,7 +16,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "collect": ("data_prep.collect", "play a simulator and write episodes"),
     "import": ("data_prep.import_logs", "import logs of your own environment as episodes"),
     "prepare": ("data_prep.prepare_logs", "prepare logs for fine-tuning"),
-    "tokenize": ("data_prep.tokenize", "turn episodes into token shards"),
+    "tokenize": ("data_prep.tokenize_command", "turn episodes into token shards"),
     "windows": ("data_prep.windows", "cut evaluation windows out of episodes"),
 }
 

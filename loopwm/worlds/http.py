@@ -6,14 +6,15 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
-
-import httpx
 
 from loopwm.records.errors import InputError
 from loopwm.records.template import Context
 from loopwm.worlds.protocol import Imagined, check_lengths, check_rows, longer
+
+if TYPE_CHECKING:
+    import httpx
 
 Json = dict[str, Any]
 
@@ -55,6 +56,8 @@ class Client:
     """
 
     def __init__(self, url: str, key: str | None = None, timeout: float = TIMEOUT, patience: float = PATIENCE) -> None:
+        import httpx  # late: a third of a second, which help of commands does not need
+
         self._patience = patience
         self.base = url.rstrip("/").removesuffix("/v1")
         if not self.base.startswith(("http://", "https://")):
@@ -93,6 +96,8 @@ class Client:
 
     def _send(self, method: str, path: str, body: Json | None) -> Json:
         """Return the response's JSON. Raises WorldError."""
+        import httpx
+
         try:
             response = self._http.request(method, path, json=body)
             if not response.is_success:
