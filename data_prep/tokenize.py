@@ -27,6 +27,7 @@ from loopwm.records import template as text_format
 from loopwm.records.episodes import Episode, format_episode, parse_episode, read_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.files import writing
+from loopwm.records.refusals import is_refused
 from loopwm.records.shards import META_FIELDS, PARTS, EpisodeArrays
 from loopwm.records.token_episode import (
     ACTION,
@@ -120,10 +121,12 @@ def encode_episode(encoder: LineEncoder, episode: Episode, original: Episode | N
     factual = list(dict.fromkeys(text for kind, _, text in texts if kind not in (GOAL, HIDDEN)))
     scores = [step.score for step in episode.steps]
     rewards = np.diff(scores, prepend=scores[0])  # the first step brings none
+    accepted = (not is_refused(step.observation) for step in episode.steps)
+    outcomes = list(zip(rewards, (step.done for step in episode.steps), accepted, strict=True))
     return EpisodeArrays(
         tokens=np.array([token for ids in encoded for token in ids], dtype=encoder.dtype),
         spans=np.array([(*place[text], step, kind) for kind, step, text in texts], dtype=SPAN_DTYPE),
-        steps=np.array(list(zip(rewards, (s.done for s in episode.steps), strict=True)), dtype=STEP_DTYPE),
+        steps=np.array(outcomes, dtype=STEP_DTYPE),
         facts=_facts(encoder, declared(episode.env).facts(factual), factual, [place[text][0] for text in factual]),
         meta={name: getattr(episode, name) for name in META_FIELDS} | {"hash": episode_hash(original or episode)},
     )

@@ -15,7 +15,7 @@ from typing import Any
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
-from loopwm.records.refusals import is_refused
+from loopwm.records.refusals import is_accepted
 from loopwm.worlds.http import Client, WorldError
 
 Json = dict[str, Any]
@@ -148,7 +148,8 @@ class WorldTools:
 
 def _imagined(step: Json) -> ImaginedStep:
     text = step["observation"]
-    return ImaginedStep(step["action"], text, is_refused(text), step["reward"], _ends(step), step["trust"])
+    refused = not is_accepted(text, step["acceptance"])
+    return ImaginedStep(step["action"], text, refused, step["reward"], _ends(step), step["trust"])
 
 
 def _outcome(steps: Sequence[Json], changes: Sequence[str], mark: str) -> Outcome:

@@ -28,7 +28,6 @@ from loopwm.records.errors import InputError
 from loopwm.records.files import read_json_lines, write_json, write_lines
 from loopwm.records.refusals import is_refused
 from loopwm.records.template import Context, Transition
-from loopwm.worlds.planning import imagine
 from loopwm.worlds.protocol import Worlds
 
 EXAMPLE = "python -m lab acceptance --model loopwm/pretrained --states lab/data/acceptance_scienceworld.jsonl.xz"
@@ -37,10 +36,12 @@ State = Mapping[str, Any]
 """task, variation, goal, steps: [action or null, observation], candidates: [action, whether it is accepted]."""
 
 
-def collect_states(environment: Environment, split: str, games: int, candidates: int, seed: int) -> Iterator[State]:
-    """Yield one state of each of `games` games, whose tasks take turns.
+def collect_states(
+    environment: Environment, split: str, games: int, candidates: int, seed: int, per_game: int = 1
+) -> Iterator[State]:
+    """Yield states of `games` games, whose tasks take turns: `per_game` of each, after 4 to 16 steps or at the end.
 
-    Games without enough actions of both kinds are left out.
+    States without enough actions of both kinds are left out.
     """
     rng = Random(f"{seed}/{split}")
     chosen = {task: environment.variations(task, split) for task in environment.tasks()}
@@ -51,18 +52,20 @@ def collect_states(environment: Environment, split: str, games: int, candidates:
         gold = solve(environment, task, variation, None)
         steps = [environment.reset(task, variation)]
         valid = [set(environment.valid_actions())]
-        for action in gold[: rng.randint(4, 16)]:
+        depths = sorted(rng.sample(range(4, 17), per_game))
+        for action in gold[: depths[-1]]:
             steps.append(environment.step(action))
             valid.append(set(environment.valid_actions()))
-        here = valid.pop()
-        elsewhere = set().union(*valid) - here
-        if steps[-1].done or min(len(here), len(elsewhere)) < candidates // 2:
-            continue
         goal = environment.goal()
-        actions = [*_sample(here, candidates // 2, rng), *_sample(elsewhere, candidates // 2, rng)]
-        candidates_here = [[action, _accepts(environment, task, variation, steps, action)] for action in actions]
-        shown = [[step.action, step.observation] for step in steps]
-        yield {"task": task, "variation": variation, "goal": goal, "steps": shown, "candidates": candidates_here}
+        for now in sorted({min(depth, len(gold)) for depth in depths}):
+            here, seen = valid[now], steps[: now + 1]
+            elsewhere = set().union(*valid[:now]) - here
+            if seen[-1].done or min(len(here), len(elsewhere)) < candidates // 2:
+                continue
+            actions = [*_sample(here, candidates // 2, rng), *_sample(elsewhere, candidates // 2, rng)]
+            judged = [[action, _accepts(environment, task, variation, seen, action)] for action in actions]
+            shown = [[step.action, step.observation] for step in seen]
+            yield {"task": task, "variation": variation, "goal": goal, "steps": shown, "candidates": judged}
 
 
 def _accepts(environment: Environment, task: str, variation: int | str, steps: Sequence[Step], action: str) -> bool:
@@ -85,14 +88,35 @@ def _sample(actions: Iterable[str], count: int, rng: Random) -> list[str]:
     return sample
 
 
-def judge(worlds: Worlds, state: State) -> list[tuple[bool, bool]]:
-    """Return for each candidate whether the model accepts it, and whether the simulator does."""
+def context_of(state: State) -> Context:
     (_, first), *steps = state["steps"]
-    history = tuple(Transition(action, observation) for action, observation in steps)
-    worlds.begin([Context(state["goal"], first, history)])
-    imagined = imagine(worlds, [action for action, _ in state["candidates"]])
+    return Context(state["goal"], first, tuple(Transition(action, observation) for action, observation in steps))
+
+
+def judge(worlds: Worlds, state: State, decode: bool) -> list[tuple[bool, bool]]:
+    """Return for each candidate whether the model accepts it, and whether the simulator does.
+
+    decode: judge by the imagined observation, too, not by the acceptance head alone.
+    """
+    worlds.begin([context_of(state)])
+    forks = worlds.fork([0] * len(state["candidates"]))
+    imagined = forks.step([action for action, _ in state["candidates"]], decode)
+    forks.close()
     accepted = [truth for _, truth in state["candidates"]]
-    return [(not is_refused(step.observation), truth) for step, truth in zip(imagined, accepted, strict=True)]
+    return [(step.accepted, truth) for step, truth in zip(imagined, accepted, strict=True)]
+
+
+def score(worlds: Worlds, states: Sequence[State], decode: bool) -> dict[str, Any]:
+    """Return figures of what is accepted and of what is refused, and candidates a second of processor time."""
+    started = time.process_time()
+    pairs = [pair for state in tqdm(states, unit="state") for pair in judge(worlds, state, decode)]
+    seconds = time.process_time() - started
+    return {
+        "candidates": len(pairs),
+        "accepted": detection(pairs),
+        "refused": detection([(not said, not truth) for said, truth in pairs]),
+        "per_second": len(pairs) / seconds,
+    }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,6 +125,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--environment", default="scienceworld", choices=list(ENVIRONMENTS))
     parser.add_argument("--split", default="test")
     parser.add_argument("--games", type=int, default=100, help="games that states are collected of")
+    parser.add_argument("--per-game", type=int, default=1, help="states of a game")
     parser.add_argument("--candidates", type=int, default=20, help="actions of a state, half of them valid")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="file of the results")
@@ -110,7 +135,14 @@ def run(arguments: argparse.Namespace) -> None:
     """Collect states, or read them, and judge them. Raises InputError."""
     if not arguments.states.exists():
         with closing(make_environment(arguments.environment)) as environment:
-            new = collect_states(environment, arguments.split, arguments.games, arguments.candidates, arguments.seed)
+            new = collect_states(
+                environment,
+                arguments.split,
+                arguments.games,
+                arguments.candidates,
+                arguments.seed,
+                arguments.per_game,
+            )
             write_lines(arguments.states, [json.dumps(state) for state in tqdm(new, unit="state")])
     if arguments.model is None:
         return
@@ -118,14 +150,7 @@ def run(arguments: argparse.Namespace) -> None:
     if not states:
         raise InputError(f"--states: {arguments.states} holds no state")
     worlds = load(arguments.model)
-    started = time.process_time()
-    pairs = [pair for state in tqdm(states, unit="state") for pair in judge(worlds, state)]
-    seconds = time.process_time() - started
-    result = {"states": len(states), "candidates": len(pairs), "accepted": detection(pairs)}
-    result |= {
-        "refused": detection([(not said, not truth) for said, truth in pairs]),
-        "per_second": len(pairs) / seconds,
-    }
+    result = {"states": len(states), "head": score(worlds, states, False), "head_and_text": score(worlds, states, True)}
     print(json.dumps(result, indent=1))
     if arguments.out is not None:
         write_json(arguments.out, result)

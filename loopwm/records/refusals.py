@@ -17,6 +17,11 @@ def is_refused(observation: str) -> bool:
     return text.startswith(_REFUSALS) or _NOT_OPENABLE.match(text) is not None
 
 
+def is_accepted(observation: str, acceptance: float | None) -> bool:
+    """Return True unless the text refuses the action. acceptance: probability that it is carried out, if predicted."""
+    return not is_refused(observation) and (acceptance is None or acceptance >= 0.5)
+
+
 def squeezed_lines(text: str) -> str:
     """Return the text in lower case, single blanks between words, line breaks unchanged."""
     lines = (" ".join(line.split()) for line in text.strip().lower().split("\n"))

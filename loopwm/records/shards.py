@@ -4,7 +4,7 @@ A folder of shards holds `index.json`, written last, and six files a shard:
 
     NAME.tokens.npy    uint16 or uint32 (tokens,)       tokens of all texts, no special tokens, no padding
     NAME.spans.npy     SPAN_DTYPE (spans,)              which tokens are which text; ordered by episode, step, kind
-    NAME.steps.npy     STEP_DTYPE (steps,)              reward and done of each step; ordered by episode, step
+    NAME.steps.npy     STEP_DTYPE (steps,)              reward, done, accepted of each; ordered by episode, step
     NAME.facts.npy     FACT_DTYPE (facts,)              what texts show, and what determines their tokens
     NAME.offsets.npy   int64 (episodes + 1, 3)          first span, step, fact of each episode; last row: the totals
     NAME.episodes.json [{"env", "task", "variation", "split", "policy", "hash"}, ...]
@@ -22,7 +22,7 @@ that starts there shows the fact; otherwise tokens[start : start + length] are d
 fact, and so by each of several. Tokens without facts are determined by the rules of their world. An environment says
 what the facts of its texts are: those of all texts but goals and hidden states.
 
-index.json: {"format": "loopwm-shards-v4", "tokenizer_hash" (SHA-256 of tokenizer.json), "tokens", "spans", "steps",
+index.json: {"format": "loopwm-shards-v5", "tokenizer_hash" (SHA-256 of tokenizer.json), "tokens", "spans", "steps",
 "facts", "episodes" (totals), "counts" ({"env/split/policy": episodes}), "sources": [{"name", "sha256"}], "renaming":
 {"share", "seed"}, "shards": [{"name", the same totals, "files": {file name: {"bytes", "sha256"}}}]}
 """
@@ -46,7 +46,7 @@ from loopwm.records.errors import InputError
 from loopwm.records.files import write_atomic
 from loopwm.records.token_episode import TokenEpisode
 
-FORMAT = "loopwm-shards-v4"
+FORMAT = "loopwm-shards-v5"
 INDEX = "index.json"
 META_FIELDS = ("env", "task", "variation", "split", "policy")
 PARTS = ("tokens", "spans", "steps", "facts")

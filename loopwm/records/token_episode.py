@@ -22,7 +22,7 @@ from loopwm.records.template import ContextKind
 
 GOAL, HIDDEN, LOOK, INVENTORY, OBSERVATION, ACTION, QUERY, ANSWER = range(8)
 SPAN_DTYPE = np.dtype([("start", "<i8"), ("length", "<i4"), ("step", "<i4"), ("kind", "u1")])
-STEP_DTYPE = np.dtype([("reward", "<f4"), ("done", "?")])
+STEP_DTYPE = np.dtype([("reward", "<f4"), ("done", "?"), ("accepted", "?")])
 FACT_DTYPE = np.dtype([("start", "<i8"), ("length", "<i4"), ("fact", "<i4")])
 Tokens = NDArray[np.integer]
 NO_TOKENS: Tokens = np.empty(0, dtype=np.uint16)
@@ -60,7 +60,8 @@ class TokenEpisode:
     Attributes:
         tokens: of the texts, and where the arrays are a shard's also of those of other episodes.
         spans: SPAN_DTYPE, ordered by step and kind.
-        steps: STEP_DTYPE (n,); a reward is a score difference in points, NaN where it was not recorded.
+        steps: STEP_DTYPE (n,); a reward is a score difference in points, NaN where it was not recorded; an action is
+            accepted unless its observation refuses it.
         facts: FACT_DTYPE, ordered by start and length.
         weight: how often an epoch of training takes the episode.
     """
@@ -95,6 +96,10 @@ class TokenEpisode:
     @property
     def dones(self) -> NDArray[np.bool_]:
         return self.steps["done"]
+
+    @property
+    def accepted(self) -> NDArray[np.bool_]:
+        return self.steps["accepted"]
 
     @property
     def last_step(self) -> int:

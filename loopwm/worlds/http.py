@@ -235,6 +235,7 @@ class HttpWorlds:
             step["continuation"],
             step["finish_reason"] or "stop",
             step["trust"],
+            step["acceptance"],
         )
 
     def _make(self, rows: Sequence[_Row]) -> None:

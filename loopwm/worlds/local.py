@@ -141,12 +141,13 @@ class LocalWorlds:
             return self._model.encode([context], self._depth)
 
     def _imagined(self, world: World, decoded: Decoded | None) -> Imagined:
-        reward = continuation = trust = None
+        reward = continuation = acceptance = trust = None
         if self._model.model.config.prediction_heads:
             ahead = self._model.predictions(world)
             reward, continuation = ahead.reward.item(), ahead.continuation.item()
+            acceptance = ahead.acceptance.item()
         if decoded is None:
-            return Imagined("", reward, continuation)
+            return Imagined("", reward, continuation, acceptance=acceptance)
         if decoded.ended:
             trust = exp(decoded.log_probability)
-        return Imagined(decoded.text, reward, continuation, "stop" if decoded.ended else "length", trust)
+        return Imagined(decoded.text, reward, continuation, "stop" if decoded.ended else "length", trust, acceptance)

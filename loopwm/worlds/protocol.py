@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
+from loopwm.records.refusals import is_accepted
 from loopwm.records.template import Context, FormatError, Transition
 
 Finish = Literal["stop", "length", "full"]
@@ -18,7 +19,8 @@ class Imagined:
     """Result of an imagined step.
 
     observation: empty if not requested. reward (points) and continuation (probability) are None if the model predicts
-    neither. trust: the model's probability of exactly this observation; None if none was decoded to its end.
+    neither, like acceptance, the probability that the action is carried out. trust: the model's probability of exactly
+    this observation; None if none was decoded to its end.
     """
 
     observation: str
@@ -26,6 +28,12 @@ class Imagined:
     continuation: float | None = None
     finish: Finish = "stop"
     trust: float | None = None
+    acceptance: float | None = None
+
+    @property
+    def accepted(self) -> bool:
+        """Return True if the action is imagined to be carried out, not refused."""
+        return is_accepted(self.observation, self.acceptance)
 
     @property
     def ends(self) -> bool:

@@ -211,6 +211,7 @@ class Transition(BaseModel):
 
     reward: in points.
     continuation: probability that the episode continues.
+    acceptance: probability that the action is carried out.
     observation: null if it was not decoded.
     trust: probability of exactly this observation, null unless it was decoded to its end.
     """
@@ -218,6 +219,7 @@ class Transition(BaseModel):
     action: str
     reward: float | None
     continuation: float | None
+    acceptance: float | None
     loops: int
     summary: list[float] | None
     observation: str | None
@@ -273,7 +275,9 @@ class PlanResult(BaseModel):
 class ActionResult(BaseModel):
     """Imagined outcome of an action.
 
-    accepted: false if the observation says that it was not carried out.
+    accepted: false if the observation refuses it, or acceptance is below one half.
+    acceptance: probability that it is carried out.
+    observation: null if it was not decoded.
     reward, expected_reward: the most likely one and the mean, in points.
     continuation: probability that the episode continues.
     trust: probability of exactly this observation, null unless it was decoded to its end.
@@ -281,7 +285,8 @@ class ActionResult(BaseModel):
 
     action: str
     accepted: bool
-    observation: str
+    acceptance: float | None
+    observation: str | None
     reward: float | None
     expected_reward: float | None
     continuation: float | None

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import AfterValidator, Field
 
-from loopwm.records.refusals import is_refused
+from loopwm.records.refusals import is_accepted
 from loopwm.records.template import Context, Transition
 from serve.generation.service import DEFAULT_MAX_TOKENS, RequestContext
 from serve.generation.streams import Finish, TextDelta, together
@@ -143,6 +143,7 @@ class ActionsBody(OwnBody):
     candidates: Annotated[
         list[Action], Field(min_length=1, max_length=MAX_CANDIDATES, fail_fast=True), AfterValidator(_distinct)
     ]
+    decode: bool | None = None
     max_tokens: int | None = Field(None, ge=1)
 
 
@@ -278,17 +279,19 @@ async def plan(name: str, body: PlanBody, worlds: Worlds, ctx: Admitted) -> Json
 @router.post("/{name}/actions", response_model=ActionsResult)
 async def actions(name: str, body: ActionsBody, worlds: Worlds, ctx: Admitted) -> Json:
     """Imagine each candidate alone: whether it is accepted, and what it brings. The world does not change."""
-    imagined = await worlds.actions(ctx, name, body.candidates, body.max_tokens or DEFAULT_MAX_TOKENS)
+    decode: Decode = "none" if body.decode is False else "each"
+    imagined = await worlds.actions(ctx, name, body.candidates, decode, body.max_tokens or DEFAULT_MAX_TOKENS)
     data = [_outcome(action, step) for action, step in zip(body.candidates, imagined, strict=True)]
     return {"id": name, "object": "world.actions", "data": data}
 
 
 def _outcome(action: str, imagined: Imagined) -> Json:
-    observation, step = imagined.observation or "", imagined.step
+    step = imagined.step
     return {
         "action": action,
-        "accepted": not is_refused(observation),
-        "observation": observation,
+        "accepted": is_accepted(imagined.observation or "", step.acceptance),
+        "acceptance": step.acceptance,
+        "observation": imagined.observation,
         "reward": step.reward,
         "expected_reward": step.expected_reward,
         "continuation": step.continuation,
@@ -380,6 +383,7 @@ def _transition(action: str, step: Step) -> Json:
         "action": action,
         "reward": step.reward,
         "continuation": step.continuation,
+        "acceptance": step.acceptance,
         "loops": step.loops,
         "summary": step.summary,
     }

@@ -341,12 +341,12 @@ class Sessions:
         return scores, best, text
 
     async def actions(
-        self, ctx: RequestContext, name: str, candidates: Sequence[str], max_tokens: int
+        self, ctx: RequestContext, name: str, candidates: Sequence[str], decode: Decode, max_tokens: int
     ) -> list[Imagined]:
         """Imagine each candidate alone, as the world's next action. Changes no world."""
         session = self.store.get(name, ctx.key)
         world = await self._world(ctx, session)
-        pairs = [(StepRequest([action], "each", max_tokens), f"candidates[{i}]") for i, action in enumerate(candidates)]
+        pairs = [(StepRequest([action], decode, max_tokens), f"candidates[{i}]") for i, action in enumerate(candidates)]
         return await together([self._imagine(ctx, world, session.log, *pair) for pair in pairs])
 
     async def _imagine(
@@ -357,6 +357,8 @@ class Sessions:
         self.service.charge(ctx, size)
         work = advance(self._model, world, [action], [field])
         (step,) = await self.service.work(ctx, work, size + SLACK, world.depth.limit)
+        if request.decode == "none":
+            return Imagined(step)
         stream = self._stream(ctx, step.world, request, 0, await self._hints(log, [action]))
         return _decoded(step, await stream.deltas(), stream)
 

@@ -25,9 +25,10 @@ Path = tuple[str, ...]
 class Step:
     """Imagined step, before its observation is decoded.
 
-    reward: most likely reward in points; None without prediction heads, like the next two.
+    reward: most likely reward in points; None without prediction heads, like the next three.
     expected_reward: mean reward in points.
     continuation: probability that the episode continues.
+    acceptance: probability that the action is carried out.
     summary: g_omega, if requested.
     """
 
@@ -36,6 +37,7 @@ class Step:
     reward: float | None
     expected_reward: float | None
     continuation: float | None
+    acceptance: float | None
     summary: list[float] | None
 
 
@@ -182,13 +184,12 @@ def explore(
 
 
 def _step(model: WorldModel, world: World, monitor: bool) -> Step:
-    reward = expected = continuation = None
+    heads: tuple[float | None, ...] = (None,) * 4
     if model.model.config.prediction_heads:
-        predictions = model.predictions(world)
-        reward, expected = predictions.reward.item(), predictions.expected_reward.item()
-        continuation = predictions.continuation.item()
+        p = model.predictions(world)
+        heads = (p.reward.item(), p.expected_reward.item(), p.continuation.item(), p.acceptance.item())
     summary = model.monitor(world)[0].tolist() if monitor else None
-    return Step(world, world.loops[0][-1], reward, expected, continuation, summary)
+    return Step(world, world.loops[0][-1], *heads, summary)
 
 
 def length_of(world: World) -> int:

@@ -212,7 +212,7 @@ def _set(field: str, value: str) -> Callable[[Path], None]:
         (lambda folder: (folder / "index.json").unlink(), "index.json: missing"),
         (lambda folder: (folder / "index.json").write_text("{"), "index.json: not an index"),
         (_set("tokenizer_hash", "0" * 64), "tokenizer_hash: made with another tokenizer"),
-        (_set("format", "loopwm-shards-v3"), "format: 'loopwm-shards-v3', expected 'loopwm-shards-v4': tokenize"),
+        (_set("format", "loopwm-shards-v4"), "format: 'loopwm-shards-v4', expected 'loopwm-shards-v5': tokenize"),
     ],
 )
 def test_damaged_shards_are_named_in_one_line(

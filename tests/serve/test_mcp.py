@@ -13,6 +13,7 @@ import pytest
 from mcp import Client as McpClient
 from mcp import StdioServerParameters
 
+from loopwm.records.refusals import is_accepted
 from loopwm.records.template import Context, Transition
 from loopwm.text.world import WorldModel
 from loopwm.worlds.http import Client
@@ -72,7 +73,8 @@ def test_imagine_goes_on_after_earlier_steps(tools, library):
     first, second = tools("imagine", world=world, actions=["open door", "look around"])
     assert first["observation"] == decoded(library, SEEN, "open door")
     assert second["observation"] == decoded(library, SEEN, "open door", "look around")
-    assert (first["action"], first["refused"]) == ("open door", False)
+    chance = library.predictions(library.advance(library.encode([SEEN]), ["open door"])).acceptance
+    assert (first["action"], first["refused"]) == ("open door", not is_accepted(first["observation"], chance.item()))
     (third,) = tools("imagine", world=world, actions=["wait"])
     assert third["observation"] == decoded(library, SEEN, "open door", "look around", "wait")
 

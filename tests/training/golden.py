@@ -20,7 +20,7 @@ FILE = Path(__file__).with_name("golden.json")
 
 SETTINGS = [
     "model.overrides={prediction_heads: true, monitor_head: true}",
-    "objective={reward_coef: 1, continue_coef: 1, consistency_coef: 1, contraction_coef: 1}",
+    "objective={reward_coef: 1, continue_coef: 1, accept_coef: 1, consistency_coef: 1, contraction_coef: 1}",
     "depth.ramp_steps=4",
     "run={steps: 5, mixed_precision: 'no', log_every: 1, eval_every: 2, eval_batches: 2}",
 ]

@@ -92,7 +92,8 @@ def test_a_killed_run_resumes_with_the_losses_of_an_uninterrupted_one(config_fil
 EVERY_MODULE = "model.overrides={prediction_heads: true, monitor_head: true, propagate: latent}"
 EVERYTHING = [
     EVERY_MODULE,
-    "objective={supervise: all, reward_coef: 1, continue_coef: 1, consistency_coef: 1, contraction_coef: 1}",
+    "objective={supervise: all, reward_coef: 1, continue_coef: 1, accept_coef: 1}",
+    "objective={consistency_coef: 1, contraction_coef: 1}",
     "objective.horizon_every=2",
     "run.steps=8",
 ]

@@ -227,8 +227,8 @@ class BranchSteps:
     """Latents h_k of a batch's branches, N in all, branch by branch with k = 0, 1, .., K.
 
     row (N,) and columns (N, M): places of the slots. branch (N,): numbered over the batch, `branches` in all.
-    horizon, deepest, supervised, reward, done (N,): as in `BranchStep`. observation (N, O): o_k padded at the end,
-    observation_length (N,). observation_weight (N, O): weights of its tokens in the loss, 0 for marks and padding.
+    horizon, deepest, supervised, reward, done, accepted (N,): as in `BranchStep`. observation (N, O): o_k padded at the
+    end, observation_length (N,). observation_weight (N, O): weights of its tokens in the loss, 0 for marks and padding.
     state: bags of the state's texts, one for each of `STATE_KINDS`; none if they are no targets.
     """
 
@@ -240,6 +240,7 @@ class BranchSteps:
     supervised: Tensor
     reward: Tensor
     done: Tensor
+    accepted: Tensor
     observation: Tensor
     observation_length: Tensor
     observation_weight: Tensor
@@ -265,6 +266,7 @@ class BranchSteps:
             supervised=torch.tensor([step.supervised for _, step in steps], dtype=torch.bool),
             reward=torch.tensor([step.reward for _, step in steps], dtype=torch.float32),
             done=torch.tensor([step.done for _, step in steps], dtype=torch.bool),
+            accepted=torch.tensor([step.accepted for _, step in steps], dtype=torch.bool),
             observation=observations.tokens,
             observation_length=torch.tensor([len(step.words.tokens) for _, step in steps], dtype=torch.long),
             observation_weight=observations.weight,

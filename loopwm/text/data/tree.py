@@ -102,6 +102,9 @@ class Words:
     weights: Sequence[float] = ()
 
 
+NO_OUTCOME = (math.nan, False, True)
+"""Reward, end and acceptance of h_0 and of queries, which are answered, but pay nothing that is known."""
+
 STATE_KINDS, STATE_NAMES = (LOOK, INVENTORY), ("look", "inventory")
 """Texts of the state after a step."""
 
@@ -111,8 +114,8 @@ class BranchStep:
     """A latent h_k of a branch: places of its slots in the row, and the outcome of the step.
 
     deepest: K of its branch. supervised: its observation is decoded in the row. words: o_k with its marks, which weigh
-    nothing; empty at horizon 0. reward: points, NaN if not recorded. state: the state's texts, one for each of
-    `STATE_KINDS`; none if they are no targets.
+    nothing; empty at horizon 0. reward: points, NaN if not recorded. accepted: not refused. state: the state's texts,
+    one for each of `STATE_KINDS`; none if they are no targets.
     """
 
     places: range
@@ -122,6 +125,7 @@ class BranchStep:
     words: Words
     reward: float
     done: bool
+    accepted: bool
     state: tuple[Words, ...] = ()
 
     def moved(self, offset: int) -> BranchStep:
@@ -289,7 +293,7 @@ class RowBuilder:
         # h_0 is a side branch if the trunk has slots: no later token attends to it there, as in serving.
         position = row.append(self._state, end, end, number, START if self.slots.in_trunk else 0, 0)
         state = self._state_words(episode, branch.step, facts, branch.step)
-        row.steps.append(BranchStep(self._slots_at_end(row), 0, branch.deepest, False, Words(), math.nan, False, state))
+        row.steps.append(BranchStep(self._slots_at_end(row), 0, branch.deepest, False, Words(), *NO_OUTCOME, state))
         position = end if self.slots.in_trunk else position
         for k in range(1, branch.deepest + 1):
             step, is_query = branch.step + k, branch.query is not None and k == branch.deepest
@@ -299,7 +303,7 @@ class RowBuilder:
                 action, text = episode.actions[step], episode.observations[step]
             position = row.append([self.ids.act, *action, *self._state], position, end, number, 0, k)
             observation = [self.ids.obs, *text, self.ids.end]
-            outcome = (math.nan, False) if is_query else self._outcome(episode, step)  # no reward is known of answers
+            outcome = NO_OUTCOME if is_query else self._outcome(episode, step)
             decoded = k in branch.decoded
             # A query leaves the state as it is: its answer is a text of the step before.
             place = (ANSWER, step - 1, branch.query or 0) if is_query else (OBSERVATION, step, 0)
@@ -334,9 +338,9 @@ class RowBuilder:
         return Words(observation, [0.0, *weights, 0.0])
 
     @staticmethod
-    def _outcome(episode: TokenEpisode, step: int) -> tuple[float, bool]:
-        """Return the reward of a step, NaN if not recorded, and True if the episode ends there."""
-        return float(episode.rewards[step]), bool(episode.dones[step])
+    def _outcome(episode: TokenEpisode, step: int) -> tuple[float, bool, bool]:
+        """Return the reward of a step, NaN if not recorded, if the episode ends there, and if it is accepted."""
+        return float(episode.rewards[step]), bool(episode.dones[step]), bool(episode.accepted[step])
 
     def _slots_at_end(self, row: TreeRow) -> range:
         return range(len(row) - self.slots.count, len(row))

@@ -32,42 +32,59 @@ class Predictions:
     """Predictions of the heads for N steps.
 
     reward: (N,) most probable score difference of the last step in whole points; expected_reward: (N,) its mean;
-    continuation: (N,) probability that the episode continues.
+    continuation: (N,) probability that the episode continues. acceptance: (N,) probability that the action is carried
+    out, not refused.
     """
 
     reward: Tensor
     expected_reward: Tensor
     continuation: Tensor
+    acceptance: Tensor
 
 
 class PredictionHeads(nn.Module):
-    """Predict reward (a logit for each number of points) and continuation (one logit) from the mean of h_k's slots.
+    """Predict reward (a logit for each number of points), continuation and acceptance from the mean of h_k's slots.
 
     LoopWM, equation 3: r_hat and c_hat. Scores are whole numbers, and classes do not blur two rewards into one between
-    them that is never paid. Both start at zero: a reward of 0 and an even chance.
+    them that is never paid. The logits start at zero: a reward of 0 and even chances.
     """
 
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.points = nn.Linear(dim, 2 * MOST_POINTS + 1)
         self.continuation = nn.Linear(dim, 1)
+        self.acceptance = AcceptanceHead(dim)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        for parameter in self.parameters():
+        for parameter in (*self.points.parameters(), *self.continuation.parameters()):
             nn.init.zeros_(parameter)
+        self.acceptance.reset_parameters()
 
-    def forward(self, h_NMD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits of -MOST_POINTS .. MOST_POINTS points (N, C) and continuation logits (N,)."""
+    def forward(self, h_NMD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return logits of -MOST_POINTS .. MOST_POINTS points (N, C), of continuation and of acceptance (N,)."""
         mean_ND = pooled(h_NMD)
-        return self.points(mean_ND), self.continuation(mean_ND)[:, 0]
+        return self.points(mean_ND), self.continuation(mean_ND)[:, 0], self.acceptance(mean_ND)[:, 0]
 
     def predict(self, h_NMD: Tensor) -> Predictions:
-        logits_NC, continuation = self(h_NMD)
+        logits_NC, *chances = self(h_NMD)
         points = torch.arange(-MOST_POINTS, MOST_POINTS + 1, device=logits_NC.device, dtype=torch.float32)
         share_NC = logits_NC.float().softmax(-1)
         best = (share_NC - 1e-6 * points.abs()).argmax(-1)  # ties go to 0
-        return Predictions(points[best], share_NC @ points, continuation.float().sigmoid())
+        return Predictions(points[best], share_NC @ points, *(logits.float().sigmoid() for logits in chances))
+
+
+class AcceptanceHead(nn.Sequential):
+    """Logit that an action is carried out. One hidden layer: it depends on the action and on what is in reach."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(nn.Linear(dim, dim // 2), nn.SiLU(), nn.Linear(dim // 2, 1))
+
+    def reset_parameters(self) -> None:
+        hidden, _, out = self
+        nn.init.normal_(hidden.weight, std=hidden.in_features**-0.5)
+        for parameter in (hidden.bias, *out.parameters()):
+            nn.init.zeros_(parameter)
 
 
 class BagHead(nn.Linear):

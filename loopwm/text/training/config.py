@@ -152,7 +152,8 @@ class ObjectiveConfig:
     """Weight of a target that no shown text determines, such as the contents of an unseen place."""
     reward_coef: float = 0.0
     continue_coef: float = 0.0
-    """Both require model.overrides.prediction_heads."""
+    accept_coef: float = 0.0
+    """All three require model.overrides.prediction_heads."""
     consistency_coef: float = 0.0
     """Requires model.overrides.monitor_head."""
     contraction_coef: float = 0.0

@@ -61,6 +61,7 @@ def fine_tune_config(data: Path, model: Path, seed: int) -> TrainingConfig:
             "objective": {
                 "reward_coef": heads,
                 "continue_coef": heads,
+                "accept_coef": heads,
                 "consistency_coef": 0.1 * monitor,
                 "bag_coef": 1.0,
             },

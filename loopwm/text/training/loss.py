@@ -134,11 +134,12 @@ def observation_loss(
 
 @dataclass(frozen=True)
 class Outcomes:
-    """Outcomes of steps, each (N,): supervised, reward in points, done."""
+    """Outcomes of steps, each (N,): supervised, reward in points, done, accepted."""
 
     supervised: Tensor
     reward: Tensor
     done: Tensor
+    accepted: Tensor
 
     @classmethod
     def of(cls, steps: Sequence[BranchSteps]) -> Outcomes:
@@ -170,10 +171,22 @@ def continuation_loss(logits_N: Tensor, outcomes: Outcomes) -> Term:
     Diagnostics: continue_loss and continue_accuracy.
     """
     wanted = outcomes.recorded
-    logits, target = logits_N[wanted].float(), (~outcomes.done[wanted]).float()
+    return _chance_loss("continue", logits_N[wanted], ~outcomes.done[wanted])
+
+
+def acceptance_loss(logits_N: Tensor, outcomes: Outcomes) -> Term:
+    """Binary cross-entropy of acceptance at supervised steps, summed.
+
+    Diagnostics: accept_loss and accept_accuracy.
+    """
+    return _chance_loss("accept", logits_N[outcomes.supervised], outcomes.accepted[outcomes.supervised])
+
+
+def _chance_loss(name: str, logits_N: Tensor, target_N: Tensor) -> Term:
+    logits, target = logits_N.float(), target_N.float()
     loss = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
     right = ((logits > 0) == (target > 0)).float()
-    return loss.sum(), {"continue_loss": _pair(loss), "continue_accuracy": _pair(right)}
+    return loss.sum(), {f"{name}_loss": _pair(loss), f"{name}_accuracy": _pair(right)}
 
 
 def consistency_loss(summary_ND: Tensor, reference_ND: Tensor, deepest_N: Tensor) -> Term:
@@ -312,10 +325,11 @@ class TextObjective(nn.Module):
         measured = h_NMD if c.contraction_coef else h_NMD.detach()  # always logged; detached, it costs nothing
         yield c.contraction_coef, contraction_loss(measured, steps, self.c_max())
         if model.heads is not None:
-            reward, continuation = model.heads(torch.cat([s.at_slots(out.latent) for s in groups]))
+            reward, continuation, acceptance = model.heads(torch.cat([s.at_slots(out.latent) for s in groups]))
             outcomes = Outcomes.of(groups)
             yield c.reward_coef, reward_loss(reward, outcomes)
             yield c.continue_coef, continuation_loss(continuation, outcomes)
+            yield c.accept_coef, acceptance_loss(acceptance, outcomes)
         if model.monitor is not None:
             at = steps.between
             reference = model.embed_observations(steps.observation[at], steps.observation_length[at])

@@ -47,7 +47,9 @@ from loopwm.text.training.config import ModelConfig, TrainingConfig
 from loopwm.text.training.loss import TextObjective
 from loopwm.text.training.measurements import EXACT, counts, flops, record
 
-HEAD_OF = {"reward_coef": "prediction_heads", "continue_coef": "prediction_heads", "consistency_coef": "monitor_head"}
+HEAD_OF = dict.fromkeys(("reward_coef", "continue_coef", "accept_coef"), "prediction_heads") | {
+    "consistency_coef": "monitor_head"
+}
 """Switch of the model that a coefficient requires."""
 
 OF_WEIGHTS = "weights"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 from lab.studies.acceptance import collect_states, judge
 from loopwm.records.episodes import Step
 from loopwm.records.template import Context
-from loopwm.worlds.protocol import Worlds
+from loopwm.worlds.protocol import Imagined, Worlds
 from tests.fixtures.toy import Toy
 
 
@@ -47,9 +46,11 @@ class Refusing:
     def fork(self, rows: Sequence[int]) -> Refusing:
         return self
 
-    def step(self, actions: Sequence[str]) -> list[Any]:
-        told = ("Nothing happens." if action in self.refused else "Done." for action in actions)
-        return [SimpleNamespace(observation=observation) for observation in told]
+    def step(self, actions: Sequence[str], decode: bool) -> list[Imagined]:
+        told = ("Nothing happens." if decode and action in self.refused else "" for action in actions)
+        return [
+            Imagined(text, acceptance=0.2 if action == "d" else 0.7) for action, text in zip(actions, told, strict=True)
+        ]
 
     def close(self) -> None: ...
 
@@ -68,15 +69,26 @@ def test_candidates_are_valid_at_the_state_or_at_an_earlier_place_only() -> None
             assert action in here or int(action.split()[-1]) < place
 
 
+def test_several_states_of_a_game_are_on_one_solution() -> None:
+    states = list(collect_states(Corridor(), "test", games=2, candidates=4, seed=1, per_game=3))
+    assert len(states) == 6
+    for first, *others in (states[:3], states[3:]):
+        for one in others:
+            assert (one["task"], one["variation"]) == (first["task"], first["variation"])
+            assert one["steps"][: len(first["steps"])] == first["steps"]
+            assert len(one["steps"]) > len(first["steps"])
+
+
 def test_games_without_enough_candidates_are_left_out() -> None:
     assert list(collect_states(Corridor(), "test", games=4, candidates=10, seed=1)) == []
 
 
 def test_what_is_imagined_to_be_refused_is_not_accepted() -> None:
     steps = [[None, "a hall"], ["wait", "you wait"]]
-    state = {"goal": "stop", "steps": steps, "candidates": [["a", True], ["b", True], ["c", False]]}
+    state = {"goal": "stop", "steps": steps, "candidates": [["a", True], ["b", True], ["c", False], ["d", False]]}
     worlds = Refusing(["b", "c"])
-    assert judge(cast(Worlds, worlds), state) == [(True, True), (False, True), (False, False)]
-    (context,) = worlds.contexts
+    assert judge(cast(Worlds, worlds), state, True) == [(True, True), (False, True), (False, False), (False, False)]
+    assert judge(cast(Worlds, worlds), state, False) == [(True, True), (True, True), (True, False), (False, False)]
+    context, _ = worlds.contexts
     assert (context.goal, context.observation) == ("stop", "a hall")
     assert [(step.action, step.observation) for step in context.history] == [("wait", "you wait")]

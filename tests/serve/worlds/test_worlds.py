@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 
 from loopwm.core.exit_rules import Gate
 from loopwm.core.kv_cache import SLACK, allocated_bytes
@@ -93,7 +94,8 @@ def test_a_streamed_step_tells_bit_by_bit_what_a_plain_one_tells_at_once(client)
         assert {chunk["object"] for chunk in chunks} == {"world.step.chunk"}
         for index, told in enumerate(whole["steps"]):
             first, *deltas = [chunk["delta"] for chunk in chunks if chunk["index"] == index]
-            assert first == {field: told[field] for field in ("action", "reward", "continuation", "loops", "summary")}
+            fields = "action", "reward", "continuation", "acceptance", "loops", "summary"
+            assert first == {field: told[field] for field in fields}
             if index not in decoded:
                 assert deltas == []
                 continue
@@ -249,18 +251,20 @@ def test_actions_are_imagined_as_alone_in_forks_and_leave_the_world(client, libr
     found = client.post(f"/v1/worlds/{name}/actions", json=body).json()["data"]
     forks = [world["id"] for world in client.post(f"/v1/worlds/{name}/fork", json={"count": 4}).json()["data"]]
     alone = [step(client, fork, action)["steps"][0] for fork, action in zip(forks, candidates, strict=True)]
-    same = ("action", "observation", "reward", "continuation", "trust")
+    same = ("action", "observation", "reward", "continuation", "acceptance", "trust")
     assert_alike([{key: one[key] for key in same} for one in found], [{key: one[key] for key in same} for one in alone])
     world = library.advance(library.encode([Context(GOAL, SEEN)]), ["wait"])
     for action, one in zip(candidates, found, strict=True):
         reward = library.predictions(library.advance(world, [action])).expected_reward.item()
         assert one["expected_reward"] == pytest.approx(reward, rel=1e-4)
-        assert one["accepted"] is not is_refused(one["observation"])
+        accepted = library.predictions(library.advance(world, [action])).acceptance.item()
+        assert one["acceptance"] == pytest.approx(accepted, rel=1e-4)
+        assert one["accepted"] is (not is_refused(one["observation"]) and accepted >= 0.5)
     assert client.get(f"/v1/worlds/{name}").json()["imagined_steps"] == 1
 
 
-def test_an_action_that_the_observation_refuses_is_not_accepted(client, monkeypatch):
-    monkeypatch.setattr("serve.http.worlds.is_refused", lambda observation: observation == told["look"])
+def test_an_action_is_accepted_if_neither_text_nor_head_refuse_it(client, library, monkeypatch):
+    monkeypatch.setattr("loopwm.records.refusals.is_refused", lambda observation: observation == told["look"])
     name = create(client)
     fork = client.post(f"/v1/worlds/{name}/fork", json={"count": 2}).json()["data"]
     told = {
@@ -268,10 +272,21 @@ def test_an_action_that_the_observation_refuses_is_not_accepted(client, monkeypa
         for world, action in zip(fork, ("look", "wait"), strict=True)
     }
     assert told["look"] != told["wait"]
-    found = client.post(
-        f"/v1/worlds/{name}/actions", json={"candidates": ["look", "wait"], "max_tokens": TOKENS}
-    ).json()
-    assert [one["accepted"] for one in found["data"]] == [False, True]
+    body = {"candidates": ["look", "wait"], "max_tokens": TOKENS}
+    for bias, accepted in ((20.0, [False, True]), (-20.0, [False, False])):
+        monkeypatch.setattr(library.model.model.heads.acceptance[2].bias, "data", torch.tensor([bias]))
+        found = client.post(f"/v1/worlds/{name}/actions", json=body).json()["data"]
+        assert [one["accepted"] for one in found] == accepted
+
+
+def test_actions_are_judged_without_their_observations_on_request(client):
+    name = create(client)
+    body = {"candidates": ["look", "wait"], "max_tokens": TOKENS}
+    whole, judged = (
+        client.post(f"/v1/worlds/{name}/actions", json={**body, "decode": decode}).json()["data"]
+        for decode in (True, False)
+    )
+    assert_alike([{**one, "observation": None, "trust": None} for one in whole], judged)
 
 
 def test_a_plan_scores_candidates_as_single_rollouts_do_and_leaves_the_world(client, library):

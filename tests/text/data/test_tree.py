@@ -169,8 +169,9 @@ def test_branches_attended_one_by_one_are_the_dense_mask(tokenizer, episode, ove
         out = model.model(batch.tokens, mask, batch.positions, use_cache=False, depth=plan)
         wanted = batch.label != IGNORED
         logits = model.lm_head(out.last_hidden_state[wanted])
-        reward, ends = model.model.heads(batch.steps.at_slots(out.latent))
-        loss = torch.nn.functional.cross_entropy(logits, batch.label[wanted]) + reward.square().mean() + ends.mean()
+        reward, ends, accepted = model.model.heads(batch.steps.at_slots(out.latent))
+        loss = torch.nn.functional.cross_entropy(logits, batch.label[wanted]) + reward.square().mean()
+        loss = loss + ends.mean() + accepted.mean()
         loss.backward()
         gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
         results.append((logits.detach(), loss.detach(), gradients))
@@ -184,7 +185,7 @@ def test_branches_attended_one_by_one_are_the_dense_mask(tokenizer, episode, ove
         )
 
 
-ALL_TERMS = ObjectiveConfig(reward_coef=1, continue_coef=1, consistency_coef=10, contraction_coef=10)
+ALL_TERMS = ObjectiveConfig(reward_coef=1, continue_coef=1, accept_coef=1, consistency_coef=10, contraction_coef=10)
 HEADS = {"prediction_heads": True, "monitor_head": True}
 
 
@@ -258,6 +259,7 @@ def test_query_branch_decodes_state_after_deferred_actions(builder, episode, tok
     assert {row.horizon[i] for i in branch if row.label[i] != IGNORED} == {QUERY_HORIZON}
     assert [s.supervised for s in row.steps] == [False, False, False, True]
     assert [s.reward for s in row.steps[1:3]] == [20, 30]
+    assert [s.accepted for s in row.steps] == [True] * 4
     assert np.isnan(row.steps[3].reward)
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
 from loopwm.core.depth import DepthPlan
+from loopwm.records.token_episode import TokenEpisode
 from loopwm.text.data.collate import TreeBatch
 from loopwm.text.data.tree import Branch, RowBuilder, RowPlan, TargetWeights
 from loopwm.text.model.heads import MOST_POINTS, PredictionHeads
@@ -18,6 +20,7 @@ from loopwm.text.training.loss import (
     MEDIAN_STEPS,
     Outcomes,
     TextObjective,
+    acceptance_loss,
     bag_of_words_loss,
     consistency_loss,
     continuation_loss,
@@ -178,13 +181,21 @@ def _before_norm(model, x: torch.Tensor) -> torch.Tensor:
     return x / model.model.embed_norm.weight
 
 
+def some_refused(episode: TokenEpisode) -> TokenEpisode:
+    """Return the episode with every second action refused."""
+    steps = episode.steps.copy()
+    steps["accepted"] = np.arange(len(steps)) % 2 == 0
+    return replace(episode, steps=steps)
+
+
 @pytest.mark.parametrize("terminal_only", [False, True])
-def test_reward_and_continuation_are_charged_at_supervised_steps_only(builder, episode, terminal_only):
-    batch = batch_of(builder, episode, terminal_only)
+def test_outcomes_are_charged_at_supervised_steps_only(builder, episode, terminal_only):
+    batch = batch_of(builder, some_refused(episode), terminal_only)
     generator = torch.Generator().manual_seed(3)
     reward = torch.randn(len(batch.steps.row), 2 * MOST_POINTS + 1, generator=generator)
     ends = torch.randn(len(batch.steps.row), generator=generator)
-    expected_reward = expected_end = 0.0
+    accepted = torch.randn(len(batch.steps.row), generator=generator)
+    expected_reward = expected_end = expected_accepted = 0.0
     i, count = 0, 0
     for start, deepest in ((b.step, b.deepest) for b in BRANCHES):
         for k in range(1, deepest + 1):
@@ -196,6 +207,8 @@ def test_reward_and_continuation_are_charged_at_supervised_steps_only(builder, e
             expected_reward -= ((1 - share) * logs[0] + share * logs[1]).item()
             chance = ends[i + k].sigmoid()
             expected_end -= (1 - chance if episode.dones[start + k] else chance).log().item()
+            chance = accepted[i + k].sigmoid()
+            expected_accepted -= (1 - chance if (start + k) % 2 else chance).log().item()
             count += 1
         i += deepest + 1
     outcomes = Outcomes.of([batch.steps])
@@ -203,6 +216,7 @@ def test_reward_and_continuation_are_charged_at_supervised_steps_only(builder, e
     assert loss.item() == pytest.approx(expected_reward, rel=1e-5)
     assert numbers["reward_loss"][1].item() == count
     assert continuation_loss(ends, outcomes)[0].item() == pytest.approx(expected_end, rel=1e-5)
+    assert acceptance_loss(accepted, outcomes)[0].item() == pytest.approx(expected_accepted, rel=1e-5)
 
 
 def test_every_term_enters_the_loss_with_its_coefficient_over_the_targets(builder, episode):
@@ -222,6 +236,7 @@ def test_every_term_enters_the_loss_with_its_coefficient_over_the_targets(builde
     terms = {
         "reward_coef": "reward_loss",
         "continue_coef": "continue_loss",
+        "accept_coef": "accept_loss",
         "consistency_coef": "consistency_loss",
         "contraction_coef": "contraction_loss",
     }
@@ -232,7 +247,7 @@ def test_every_term_enters_the_loss_with_its_coefficient_over_the_targets(builde
         assert loss(**{coefficient: 2.0}) - plain == pytest.approx(2 * summed / batch.targets, rel=1e-3)
 
 
-def test_rewards_nobody_recorded_are_not_charged(builder, episode):
+def test_only_acceptance_is_charged_where_nobody_recorded_rewards(builder, episode):
     steps = episode.steps.copy()
     steps["reward"] = math.nan
     batch = batch_of(builder, replace(episode, steps=steps))
@@ -240,12 +255,14 @@ def test_rewards_nobody_recorded_are_not_charged(builder, episode):
     steps = len(batch.steps.row) + len(batch.trunk_steps.row)
     assert reward_loss(torch.zeros(steps, 2 * MOST_POINTS + 1), outcomes)[0].item() == 0
     assert continuation_loss(torch.zeros(steps), outcomes)[0].item() == 0
+    charged = int(outcomes.supervised.sum())
+    assert acceptance_loss(torch.zeros(steps), outcomes)[0].item() == pytest.approx(charged * math.log(2))
 
 
-def test_reward_and_continuation_can_be_learned_from_the_latents(builder, episode):
+def test_outcomes_can_be_learned_from_the_latents(builder, episode):
     """The heads alone, on fixed latents of a random model, reach the rewards they were given."""
     model = random_model(prediction_heads=True)
-    batch = batch_of(builder, episode)
+    batch = batch_of(builder, some_refused(episode))
     with torch.no_grad():
         out = model.model(batch.tokens, batch.attention_mask(), batch.positions, use_cache=False, depth=2)
     h, outcomes = batch.steps.at_slots(out.latent), Outcomes.of([batch.steps])
@@ -253,14 +270,17 @@ def test_reward_and_continuation_can_be_learned_from_the_latents(builder, episod
     optimizer = torch.optim.Adam(model.model.heads.parameters(), lr=0.02)
     for _ in range(600):
         optimizer.zero_grad()
-        reward, ends = model.model.heads(h)
-        (reward_loss(reward, outcomes)[0] + continuation_loss(ends, outcomes)[0]).backward()
+        reward, ends, accepted = model.model.heads(h)
+        terms = reward_loss(reward, outcomes), continuation_loss(ends, outcomes), acceptance_loss(accepted, outcomes)
+        sum(loss for loss, _ in terms).backward()
         optimizer.step()
     with torch.no_grad():
         predicted = model.model.heads.predict(h)
     charged = batch.steps.supervised
     torch.testing.assert_close(predicted.reward[charged], batch.steps.reward[charged], atol=0.5, rtol=0)
     assert ((predicted.continuation[charged] < 0.5) == batch.steps.done[charged]).all()
+    assert ((predicted.acceptance[charged] > 0.5) == batch.steps.accepted[charged]).all()
+    assert not batch.steps.accepted[charged].all()
 
 
 def test_the_predicted_reward_is_the_likeliest_and_not_one_between():
@@ -295,7 +315,8 @@ def test_loss_gradient_and_what_is_logged_do_not_depend_on_how_the_global_batch_
     for groups in ([[0, 1, 2]], [[0], [1, 2]], [[2], [0], [1]]):
         model = random_model(prediction_heads=True, monitor_head=True)
         objective = TextObjective(
-            model, ObjectiveConfig(reward_coef=1, continue_coef=1, consistency_coef=1, contraction_coef=1)
+            model,
+            ObjectiveConfig(reward_coef=1, continue_coef=1, accept_coef=1, consistency_coef=1, contraction_coef=1),
         )
         objective.remember_first_step(1e-3)
         total, logged = 0.0, {}

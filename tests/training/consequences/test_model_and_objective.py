@@ -118,13 +118,15 @@ HEADS = "model.overrides={prediction_heads: true, monitor_head: true}"
 
 
 @shows(
-    "objective.reward_coef", "objective.continue_coef", "objective.consistency_coef", "objective.contraction_coef"
+    "objective.reward_coef", "objective.continue_coef", "objective.accept_coef", "objective.consistency_coef",
+    "objective.contraction_coef",
 )  # fmt: skip
 @pytest.mark.parametrize(
     ("key", "term"),
     [
         ("reward_coef", "reward_loss"),
         ("continue_coef", "continue_loss"),
+        ("accept_coef", "accept_loss"),
         ("consistency_coef", "consistency_loss"),
         ("contraction_coef", "contraction_loss"),
     ],

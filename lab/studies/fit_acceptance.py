@@ -1,0 +1,122 @@
+"""Fit the acceptance head of a finished model, which stays frozen, to states that `python -m lab acceptance` collects.
+
+The head reads h_k after each candidate action of a state; what the simulator did with it is the target. It is fitted by
+Adam, and judged on other states before and after.
+
+Shape suffixes: N candidates, D width.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from eval.scores.rows import detection
+from lab.studies.acceptance import State, context_of
+from loopwm.records.command import above_zero, positive
+from loopwm.records.errors import InputError
+from loopwm.records.files import read_json_lines, write_json
+from loopwm.records.training_episodes import TrainingEpisodes
+from loopwm.text.model.checkpoint import load_checkpoint
+from loopwm.text.model.heads import AcceptanceHead, pooled
+from loopwm.text.training.program import export_model
+from loopwm.text.world import WorldModel
+
+EXAMPLE = (
+    "python -m lab fit-acceptance --model loopwm/pretrained --train lab/data/acceptance_train_scienceworld.jsonl.xz "
+    "--dev lab/data/acceptance_dev_scienceworld.jsonl.xz --out runs/fit"
+)
+
+BATCH = 512
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Candidate actions after their states. latent: (N, D), pooled over slots; accepted: (N,), by the simulator."""
+
+    latent: Tensor
+    accepted: Tensor
+
+
+@torch.inference_mode()
+def read_candidates(model: WorldModel, states: Iterable[State]) -> Candidates:
+    """Imagine every candidate of every state at the model's default depth; nothing is decoded."""
+    latents, accepted = [], []
+    for state in states:
+        world = model.encode([context_of(state)])
+        actions = [action for action, _ in state["candidates"]]
+        latents += [pooled(after.latent) for after in model.advance_each([world] * len(actions), actions)]
+        accepted += [truth for _, truth in state["candidates"]]
+    return Candidates(torch.cat(latents), torch.tensor(accepted))
+
+
+def fit(head: AcceptanceHead, candidates: Candidates, epochs: int, rate: float) -> None:
+    """Fit by Adam with decoupled weight decay; the rate falls linearly to zero."""
+    optimizer = torch.optim.AdamW(head.parameters(), weight_decay=1.0)
+    updates = max(1, epochs * len(candidates.accepted) // BATCH)
+    for update in tqdm(range(updates), unit="step"):
+        optimizer.param_groups[0]["lr"] = rate * (1 - update / updates)
+        chosen = torch.randint(len(candidates.accepted), (BATCH,))
+        logits = head(candidates.latent[chosen])[:, 0]
+        F.binary_cross_entropy_with_logits(logits, candidates.accepted[chosen].float()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@torch.no_grad()
+def judge(head: AcceptanceHead, candidates: Candidates) -> dict[str, Any]:
+    """Return precision, recall and F1 of what the head accepts and of what it refuses."""
+    said = (head(candidates.latent)[:, 0] >= 0).tolist()
+    pairs = list(zip(said, candidates.accepted.tolist(), strict=True))
+    return {
+        "accepted": detection(pairs),
+        "refused": detection([(not one, not truth) for one, truth in pairs]),
+        "n": len(pairs),
+    }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", type=Path, required=True, help="checkpoint folder")
+    parser.add_argument("--train", type=Path, nargs="+", required=True, help="files of states to fit on")
+    parser.add_argument("--dev", type=Path, nargs="+", required=True, help="files of states to judge on, each alone")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the new checkpoint; must not exist")
+    parser.add_argument("--epochs", type=positive, default=100, help="passes over the candidates (default: 100)")
+    parser.add_argument("--rate", type=above_zero, default=3e-3, help="first learning rate (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the order of candidates (default: %(default)s)")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Load, fit, judge and write the checkpoint. Raises InputError."""
+    if arguments.out.exists():
+        raise InputError(f"--out: {arguments.out} exists already")
+    model, tokenizer = load_checkpoint(arguments.model)
+    heads = model.model.heads
+    if heads is None:
+        raise InputError(f"--model: {arguments.model} has no prediction heads")
+    world_model = WorldModel(model, tokenizer)
+    train = read_candidates(world_model, tqdm(_read(arguments.train), unit="state"))
+    dev = {file.name: read_candidates(world_model, tqdm(_read([file]), unit="state")) for file in arguments.dev}
+    report: dict[str, Any] = {"before": {name: judge(heads.acceptance, states) for name, states in dev.items()}}
+    torch.manual_seed(arguments.seed)
+    heads.acceptance.reset_parameters()
+    fit(heads.acceptance, train, arguments.epochs, arguments.rate)
+    report |= {"after": {name: judge(heads.acceptance, states) for name, states in dev.items()}}
+    report |= {"train": judge(heads.acceptance, train)}
+    for name, row in report["after"].items():
+        print(
+            f"{name}: F1 of what is accepted {row['accepted']['f1']:.3f}, of what is refused {row['refused']['f1']:.3f}"
+        )
+    export_model(model, tokenizer, arguments.out, TrainingEpisodes.load(arguments.model))
+    write_json(arguments.out / "acceptance.json", report)
+
+
+def _read(files: Sequence[Path]) -> list[State]:
+    return [state for file in files for _, state in read_json_lines(file)]
