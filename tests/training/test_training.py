@@ -93,7 +93,8 @@ EVERY_MODULE = "model.overrides={prediction_heads: true, monitor_head: true, pro
 EVERYTHING = [
     EVERY_MODULE,
     "objective={supervise: all, reward_coef: 1, continue_coef: 1, accept_coef: 1}",
-    "objective={consistency_coef: 1, contraction_coef: 1}",
+    "objective.consistency_coef=1",
+    "objective.contraction_coef=1",
     "objective.horizon_every=2",
     "run.steps=8",
 ]
@@ -113,7 +114,7 @@ def test_a_run_with_every_term_logs_them_and_resumes_with_its_median_and_its_hor
     records = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
     again = [json.loads(line) for line in (parts / "metrics.jsonl").read_text().splitlines()]
     names = {"reward_loss", "reward_accuracy", "continue_loss", "continue_accuracy", "consistency_loss"}
-    names |= {"contraction_loss", "latent_step_rms", "first_step_rms", "c_max"}
+    names |= {"accept_loss", "accept_accuracy", "contraction_loss", "latent_step_rms", "first_step_rms", "c_max"}
     assert names <= records[3].keys()
     assert [max(int(k[6:]) for k in r if k.startswith("loss_k")) for r in records if r["kind"] == "train"] == [
         1, 1, 2, 2, 3, 3, 4, 4,

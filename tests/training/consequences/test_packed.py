@@ -16,8 +16,8 @@ from tests.training.consequences.watched import program_of, shows
 EVERYTHING = (
     "batch={rows: 5, tokens: 700, micro_batches: 2}",
     "model.overrides={prediction_heads: true, monitor_head: true}",
-    "objective={reward_coef: 1.0, continue_coef: 1.0, accept_coef: 1.0}",
-    "objective={consistency_coef: 0.5, bag_coef: 0.5, state_coef: 0.5}",
+    "objective={reward_coef: 1.0, continue_coef: 1.0, consistency_coef: 0.5, bag_coef: 0.5, state_coef: 0.5}",
+    "objective.accept_coef=1.0",
     "data.query_share=0.2",
 )
 
