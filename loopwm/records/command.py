@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import gc
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from traceback import clear_frames
 from typing import NoReturn
 
 from loopwm.records.errors import InputError
@@ -102,6 +104,11 @@ def exit_status(work: Callable[[], object], *more: type[Exception]) -> int:
     except wrong as error:
         known = (error.filename, error.strerror) if isinstance(error, OSError) else ()  # without its number
         print("error:", ": ".join(filter(None, known)) or error, file=sys.stderr)
+        # Since 3.13 Python reports files whose finalizer fails to write, too: on a full disk one line is enough.
+        hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+        clear_frames(error.__traceback__)
+        gc.collect()
+        sys.unraisablehook = hook
         return 2
     return 0
 

@@ -49,6 +49,13 @@ def test_order_puts_trusted_refusals_last_and_keeps_the_rest() -> None:
     assert worlds.closed == 3
 
 
+def test_the_risk_of_a_refusal_is_that_of_text_or_head() -> None:
+    assert refusal_risk(Imagined(DONE, trust=0.9)) == 0
+    assert refusal_risk(Imagined(DONE, trust=0.9, acceptance=0.25)) == 0.75
+    assert refusal_risk(Imagined(REFUSED, trust=0.9, acceptance=0.25)) == 0.9
+    assert refusal_risk(Imagined(REFUSED, acceptance=0.25)) == 0.75
+
+
 def test_order_puts_losses_behind_refusals() -> None:
     answers = {
         "focus on jug": Imagined(DONE, reward=-100.0, trust=0.2),
@@ -70,7 +77,7 @@ def test_imagine_leaves_the_worlds_as_they_are() -> None:
     first, second = imagine(worlds, ["open door to kitchen", "frobnicate the dax"])
     assert worlds._now == [before]
     assert first.observation == worlds.step(["open door to kitchen"])[0].observation
-    assert refusal_risk(first) == 0 < refusal_risk(second)
+    assert refusal_risk(first) < 0.1 < 0.9 < refusal_risk(second)
 
 
 def test_chances_are_shares_of_what_is_sampled_after_each_plan() -> None:
