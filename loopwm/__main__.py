@@ -101,16 +101,12 @@ def main(arguments: list[str] | None = None) -> int:
         print(__version__)
         return 0
     if name not in COMMANDS:
-        return _unknown(name)
+        close = difflib.get_close_matches(name, COMMANDS, n=1)
+        cure = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(COMMANDS)}"
+        print(f"error: COMMAND: {name!r} is unknown, {cure}", file=sys.stderr)
+        return 2
     command = COMMANDS[name]
     return run_main(command.module, "train", [*command.prefix, *rest])  # other packages name their own extra
-
-
-def _unknown(name: str) -> int:
-    close = difflib.get_close_matches(name, COMMANDS, n=1)
-    cure = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(COMMANDS)}"
-    print(f"error: COMMAND: {name!r} is unknown, {cure}", file=sys.stderr)
-    return 2
 
 
 def run() -> NoReturn:

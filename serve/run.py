@@ -52,7 +52,9 @@ def run(args: argparse.Namespace) -> None:
 def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | None) -> None:
     """Load the checkpoint and serve on the socket until SIGINT or SIGTERM. Raises InputError."""
     keep_for_reuse()
-    threads = torch.get_num_threads() if "OMP_NUM_THREADS" in os.environ else _processors()
+    # The process may be restricted to some of the CPUs.
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = torch.get_num_threads() if "OMP_NUM_THREADS" in os.environ else processors
     # Only the engine's thread may use several threads: a second OpenMP pool, even idle, makes the threads sleep
     # between operations, and a forward takes twice as long.
     torch.set_num_threads(1)
@@ -162,8 +164,3 @@ def inherited_socket() -> socket.socket | None:
 def _without_delay(listener: socket.socket) -> socket.socket:
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
-
-
-def _processors() -> int:
-    """Return the number of CPUs available to this process."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

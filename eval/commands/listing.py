@@ -7,7 +7,7 @@ import argparse
 from eval.models.options import BASELINES
 from eval.scores.suites import Suite, load_suite, suite_names
 from eval.scores.tables import table
-from loopwm.records.template import CONTEXT_KINDS, ContextKind
+from loopwm.records.template import CONTEXT_KINDS
 from loopwm.records.windows import refusal
 
 EXAMPLE = "python -m eval list"
@@ -27,12 +27,8 @@ def _describe(suite: Suite) -> list[str]:
     envs = sorted({window["env"] for window in suite.windows})
     families = {window["family"] for window in suite.windows}
     longest = min(len(window["actions"]) for window in suite.windows)
-    context_kinds = [text for context_kind in CONTEXT_KINDS if (text := _runs(suite, context_kind))]
-    counts = [str(len(suite.windows)), str(len(families)), f"1-{longest}"]
+    count = len(suite.windows)
+    shown = {kind: sum(refusal(window, kind) is None for window in suite.windows) for kind in CONTEXT_KINDS}
+    context_kinds = [kind if n == count else f"{kind} ({n})" for kind, n in shown.items() if n]
+    counts = [str(count), str(len(families)), f"1-{longest}"]
     return [suite.name, ", ".join(envs), *counts, ", ".join(context_kinds), suite.sha256[:12]]
-
-
-def _runs(suite: Suite, context_kind: ContextKind) -> str:
-    """Return the context, followed by the number of windows that allow it unless all do; empty if none does."""
-    shown = sum(refusal(window, context_kind) is None for window in suite.windows)
-    return context_kind if shown == len(suite.windows) else f"{context_kind} ({shown})" if shown else ""

@@ -72,20 +72,15 @@ def load_shots(
         if len(chosen) < shots:
             raise InputError(f"--shots: {shots} examples of {env!r} are asked for, there are {len(chosen)}")
         for window in chosen:
-            _check_example(window, max(horizons))
+            if window["split"] not in TRAIN_SPLITS:
+                raise InputError(f"--examples: window {window['id']}: split: must be train, got {window['split']!r}")
+            if (length := len(window["actions"])) < max(horizons):
+                raise InputError(
+                    f"--shots: example {window['id']} has {length} actions, {max(horizons)} are asked about; ask about "
+                    "as many (--horizons, of rollouts --depth-limit), take --shots 0 or other --examples"
+                )
         check_runnable(chosen, context_kind, horizons)
     return Shots(by_env, shots, sha256(" ".join(suite.sha256 for suite in suites)))
-
-
-def _check_example(window: Window, longest: int) -> None:
-    """Raise InputError for an example of another split, or one shorter than the horizon `longest`."""
-    if window["split"] not in TRAIN_SPLITS:
-        raise InputError(f"--examples: window {window['id']}: split: must be train, got {window['split']!r}")
-    if (length := len(window["actions"])) < longest:
-        raise InputError(
-            f"--shots: example {window['id']} has {length} actions, {longest} are asked about; ask about as many "
-            "(--horizons, of rollouts --depth-limit), take --shots 0 or other --examples"
-        )
 
 
 def examples_path(env: str) -> Path:

@@ -17,7 +17,6 @@ from loopwm.records.windows import Window
 
 if TYPE_CHECKING:  # imported where they are made: their packages take seconds, and `--help` needs none
     from eval.models.base import Predictor
-    from eval.models.fewshot import Shots
 
 DEFAULT_SHOTS = 4
 DEFAULT_CACHE = Path("runs/replies.sqlite")
@@ -142,8 +141,20 @@ def make_predictor(
         return CheckpointPredictor(Path(model), depth, bool(options.greedy), device, options.memory or ())
     from eval.models.fewshot import load_shots
 
-    shots = DEFAULT_SHOTS if options.shots is None else options.shots
-    return _endpoint(model, options, load_shots(windows, options.examples, shots, context_kind, horizons))
+    count = DEFAULT_SHOTS if options.shots is None else options.shots
+    shots = load_shots(windows, options.examples, count, context_kind, horizons)
+    from eval.models.endpoint import DEFAULT_MAX_TOKENS, Address, Endpoint, EndpointPredictor, Parameters, ReplyCache
+
+    address = Address.parse(model, "--model")
+    cache = ReplyCache(options.reply_cache or DEFAULT_CACHE)
+    parameters = Parameters(
+        options.max_tokens or DEFAULT_MAX_TOKENS,
+        options.max_completion_tokens,
+        not options.no_temperature,
+        options.reasoning_effort,
+    )
+    endpoint = Endpoint(address, cache, options.concurrency or 8, options.request_timeout or 120, parameters)
+    return EndpointPredictor(endpoint, shots)
 
 
 def _kind(model: str) -> str:
@@ -159,18 +170,3 @@ def _kind(model: str) -> str:
     if config.is_file() and read_json(config).get("model_type") != "loopwm":
         raise InputError(f"--model: {model}: serve other language models, then use openai:URL#MODEL")
     return CHECKPOINT
-
-
-def _endpoint(model: str, options: ModelOptions, shots: Shots) -> Predictor:
-    from eval.models.endpoint import DEFAULT_MAX_TOKENS, Address, Endpoint, EndpointPredictor, Parameters, ReplyCache
-
-    address = Address.parse(model, "--model")
-    cache = ReplyCache(options.reply_cache or DEFAULT_CACHE)
-    parameters = Parameters(
-        options.max_tokens or DEFAULT_MAX_TOKENS,
-        options.max_completion_tokens,
-        not options.no_temperature,
-        options.reasoning_effort,
-    )
-    endpoint = Endpoint(address, cache, options.concurrency or 8, options.request_timeout or 120, parameters)
-    return EndpointPredictor(endpoint, shots)

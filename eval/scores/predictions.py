@@ -55,7 +55,12 @@ class PredictionFolder:
         self._predictions = path / "predictions.jsonl"
         self._refused = path / "refused.jsonl"
         if (path / "run.json").is_file():
-            _refuse_other(path, read_json(path / "run.json"), spec)
+            existing = read_json(path / "run.json")
+            for name in spec.keys() | existing.keys():
+                if (old := existing.get(name)) != (new := spec.get(name)):
+                    raise InputError(
+                        f"--out: {path}: {name} must be {old!r} as in the folder, got {new!r}; choose another folder"
+                    )
         elif path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise InputError(f"--out: {path} must be new or a run folder; choose another")
         else:
@@ -116,15 +121,6 @@ def records_by_key(lines: Iterable[tuple[int, dict[str, Any]]], predictions: Pat
                 raise InputError(f"{predictions}: line {number}: {name}: missing")
         records[record["id"], record["horizon"]] = Record(**record)  # type: ignore[typeddict-item]
     return records
-
-
-def _refuse_other(path: Path, existing: dict[str, Any], spec: dict[str, Any]) -> None:
-    for name in spec.keys() | existing.keys():
-        old, new = existing.get(name), spec.get(name)
-        if old != new:
-            raise InputError(
-                f"--out: {path}: {name} must be {old!r} as in the folder, got {new!r}; choose another folder"
-            )
 
 
 def append_lines(path: Path, records: Sequence[Mapping[str, Any]]) -> None:

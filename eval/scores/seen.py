@@ -63,11 +63,10 @@ def find_seen(suite: Suite, file: Path | None) -> Seen | None:
     if file is None and not path.is_file():
         return None
     table = load_table(path)
-    if table.suite_sha256 == suite.sha256:
-        return table
-    if file is None:
-        return None
-    raise InputError(f"--seen: {path} must be of these windows, got {table.suite!r} ({table.suite_sha256[:12]})")
+    is_same = table.suite_sha256 == suite.sha256
+    if file is not None and not is_same:
+        raise InputError(f"--seen: {path} must be of these windows, got {table.suite!r} ({table.suite_sha256[:12]})")
+    return table if is_same else None
 
 
 def seen_by_checkpoint(

@@ -52,8 +52,5 @@ def two_hot_value(logits: Tensor) -> Tensor:
 
     DreamerV3, equation 10 takes the mean of symexps.
     """
-    return symexp((logits.float().softmax(-1) * _centres(logits)).sum(-1))
-
-
-def _centres(logits: Tensor) -> Tensor:
-    return torch.linspace(-LIMIT, LIMIT, BINS, device=logits.device)
+    centres = torch.linspace(-LIMIT, LIMIT, BINS, device=logits.device)
+    return symexp((logits.float().softmax(-1) * centres).sum(-1))

@@ -196,7 +196,9 @@ class LoopedAttention(nn.Module):
             out = self.core.forward_sampled(x.flatten(1, 2), shared, BlockCausal(x.shape[2]), depth)
         else:
             out, columns = self._run(x, positions, mask, depth, before.columns)
-            latest = self._last_frames(FrameCache(columns, episodes), x.shape[2])
+            count = min(self.window - 1, episodes.shape[1])  # frames in the window of the next one, which counts itself
+            newest = columns.crop(columns.length - count * x.shape[2], columns.length)
+            latest = FrameCache(newest, episodes[:, episodes.shape[1] - count :])
         return DynamicsOutput(out.h.view_as(x), latest, out.loops[:, None].expand(-1, x.shape[1]))
 
     def step(self, x: Tensor, positions: Tensor, first: Tensor, depth: int, state: FrameCache) -> DynamicsOutput:
@@ -231,13 +233,6 @@ class LoopedAttention(nn.Module):
         # Frames of other episodes are masked; padding frames have NO_EPISODE, which no query has.
         visible = near & (episodes[:, -steps:, None] == episodes[:, None])
         return visible.repeat_interleave(slots, 1).repeat_interleave(slots, 2)[:, None]
-
-    def _last_frames(self, cache: FrameCache, slots: int) -> FrameCache:
-        """Keep the frames that a later frame can still attend to."""
-        count = min(self.window - 1, cache.episodes.shape[1])  # the next frame is in its window, too
-        columns = cache.columns.length
-        newest = cache.columns.crop(columns - count * slots, columns)
-        return FrameCache(newest, cache.episodes[:, cache.episodes.shape[1] - count :])
 
 
 def episodes_of(first: Tensor, before: Tensor) -> Tensor:

@@ -265,15 +265,12 @@ def rollout(env: VectorEnv[Any, Any, Any], policy: Policy, steps: int, env_state
         next_obs = obs.copy()
         for i in np.flatnonzero(over):
             next_obs[i] = info["final_obs"][i]
-            endings[int(i), step] = _of_row(info["final_info"], int(i))
+            final = info["final_info"]  # a vector's: arrays over environments, with masks
+            shown = (name for name in final if not name.startswith("_") and final[f"_{name}"][i])
+            endings[int(i), step] = {name: final[name][i] for name in shown}
         results = reward.astype(np.float32), terminated, truncated
         lost = info[LOST].astype(bool) & ~over if LOST in info else np.zeros_like(over)  # an end counts as such
         rows.append((env_state.obs, next_obs, np.asarray(action, np.int64), *results, env_state.first, lost))
         env_state = EnvState(obs, over, info)
     columns = (np.stack(column, axis=1) for column in zip(*rows, strict=True))
     return Rollout(Segments(*columns), env_state, endings)
-
-
-def _of_row(info: dict[str, Any], row: int) -> dict[str, Any]:
-    """Return one environment's info out of a vector's info."""
-    return {name: info[name][row] for name in info if not name.startswith("_") and info[f"_{name}"][row]}

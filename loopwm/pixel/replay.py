@@ -222,7 +222,9 @@ class Replay:
             raise InputError(f"length: must be 1 to {longest} steps (longest stream), got {length}")
         index = generator.integers(ends[-1], size=batch)
         if shares:
-            index = self._by_age(streams, length)[_in_parts(index / ends[-1], int(ends[-1]), shares, generator)]
+            part = generator.choice(len(shares), size=batch, p=shares)
+            places = (part + index / ends[-1]) / len(shares) * int(ends[-1])  # the same place within that part
+            index = self._by_age(streams, length)[places.astype(np.int64)]
         # side="right": an index equal to the end of a stream is the first start of the next one.
         owners = np.searchsorted(ends, index, side="right")
         starts = index - np.concatenate(([0], ends))[owners]
@@ -289,11 +291,3 @@ def _episode(
     action, reward, terminated, truncated = (column[steps] for column in results)
     extras = {LOST: np.concatenate(([False], lost[steps]))} if lost[steps].any() else {}
     return FrameEpisode(space, frames, action, reward, terminated, truncated, seed, policy, extras)
-
-
-def _in_parts(
-    position: NDArray[np.float64], count: int, shares: Sequence[float], generator: np.random.Generator
-) -> NDArray[np.int64]:
-    """Choose a part by `shares`, then the element of `count` at `position` in it, 0 to 1."""
-    part = generator.choice(len(shares), size=len(position), p=shares)
-    return ((part + position) / len(shares) * count).astype(np.int64)

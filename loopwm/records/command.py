@@ -22,13 +22,10 @@ class Parser(argparse.ArgumentParser):
     """Argument parser whose errors are one line, without the usage, and name the nearest option."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {' '.join(message.split())}{self._suggestion(message)}\n")
-
-    def _suggestion(self, message: str) -> str:
-        """Return a clause with the option nearest to the first unknown one, empty if none is near."""
         unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
         near = difflib.get_close_matches(unknown[1], self._options(), n=1) if unknown else ()
-        return f" (did you mean {near[0]}?)" if near else ""
+        suggestion = f" (did you mean {near[0]}?)" if near else ""
+        self.exit(2, f"error: {' '.join(message.split())}{suggestion}\n")
 
     def _options(self) -> set[str]:
         """Return the long options of this parser and its subcommands: the outermost one reports unknown options."""

@@ -98,7 +98,10 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
             return value
         return {_convert(named, key, name): _convert(item, v, f"{name}.{key}") for key, v in value.items()}
     if hint is float and isinstance(value, int | float | str) and not isinstance(value, bool):
-        return _float(value, name)
+        try:
+            return float(value)  # YAML 1.1 reads 5e-3 as a string
+        except ValueError:
+            raise InputError(f"{name}: expected a number, got {value!r}") from None
     if isinstance(hint, type) and not isinstance(hint, types.GenericAlias) and type(value) is hint:
         return value
     raise InputError(f"{name}: expected {getattr(hint, '__name__', hint)}, got {value!r}")
@@ -110,14 +113,6 @@ def _one_of(words: tuple[Any, ...], value: Any, name: str) -> Any:
     if value not in words:
         raise InputError(f"{name}: must be one of {', '.join(map(str, words))}, got {value!r}")
     return value
-
-
-def _float(value: float | str, name: str) -> float:
-    # YAML 1.1 reads 5e-3 as a string.
-    try:
-        return float(value)
-    except ValueError:
-        raise InputError(f"{name}: expected a number, got {value!r}") from None
 
 
 T = typing.TypeVar("T")

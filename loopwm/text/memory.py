@@ -26,6 +26,7 @@ from tqdm import tqdm
 from loopwm.records.episodes import TRAIN_SPLITS, read_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.files import line_files, sha256
+from loopwm.records.names import names_pattern
 from loopwm.records.template import Context
 from loopwm.records.training_episodes import episode_hash
 
@@ -276,9 +277,7 @@ def retell(answer: str, action: str, other: str) -> str:
     old, new = action.split(), other.split()
     spans = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
     words = {" ".join(old[i:j]): " ".join(new[k:n]) for kind, i, j, k, n in spans if kind == "replace"}
-    longest_first = sorted(map(re.escape, words), key=len, reverse=True)
-    pattern = re.compile(rf"(?<![\w-])(?:{'|'.join(longest_first) or '(?!)'})(?![\w-])")
-    return pattern.sub(lambda match: words[match[0]], answer)
+    return names_pattern(words).sub(lambda match: words[match[0]], answer)
 
 
 def describe(goal: str, steps: Steps, actions: Sequence[str]) -> list[str]:

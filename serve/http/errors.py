@@ -199,15 +199,12 @@ def _path(location: Sequence[str | int]) -> str | None:
 async def _respond(request: Request, error: Exception) -> JSONResponse:
     problem = problem_of(error)
     if problem.status == 405:
-        problem = replace(problem, headers={"Allow": ", ".join(_methods(request))})
+        # All methods of the path; Starlette itself lists only those of the first matching route.
+        paths: dict[str, dict[str, object]] = request.app.openapi()["paths"]
+        fitting = (operations for path, operations in paths.items() if compile_path(path)[0].match(request.url.path))
+        methods = sorted({method.upper() for operations in fitting for method in operations})
+        problem = replace(problem, headers={"Allow": ", ".join(methods)})
     return problem.response()
-
-
-def _methods(request: Request) -> list[str]:
-    """Return all methods of a path; Starlette itself lists only those of the first matching route."""
-    paths: dict[str, dict[str, object]] = request.app.openapi()["paths"]
-    fitting = (operations for path, operations in paths.items() if compile_path(path)[0].match(request.url.path))
-    return sorted({method.upper() for operations in fitting for method in operations})
 
 
 def install(app: FastAPI) -> None:

@@ -164,7 +164,10 @@ def _run(args: argparse.Namespace) -> None:
     if not args.fps > 0:
         raise InputError(f"--fps: must be above 0, got {args.fps:g}")
     if args.gif is not None:
-        _check_gif(args.gif)
+        if importlib.util.find_spec("PIL") is None:
+            raise InputError("--gif: the package pillow is not installed: pip install pillow")
+        if not args.gif.parent.is_dir():  # now rather than after the game
+            raise InputError(f"--gif: {args.gif.parent}: no such folder")
     system = load_checkpoint(args.model)
     keyboard = Keyboard(system.space)
     typed = args.keys is None and sys.stdin.isatty()
@@ -180,14 +183,6 @@ def _run(args: argparse.Namespace) -> None:
     print(f"{game.episodes} episodes, {game.status.splitlines()[-1]}")
     if args.gif is not None:
         write_gif(args.gif, frames, args.fps)
-
-
-def _check_gif(path: Path) -> None:
-    """Raise InputError now rather than after the game if the GIF cannot be written."""
-    if importlib.util.find_spec("PIL") is None:
-        raise InputError("--gif: the package pillow is not installed: pip install pillow")
-    if not path.parent.is_dir():
-        raise InputError(f"--gif: {path.parent}: no such folder")
 
 
 def _simulator(space: FrameSpace) -> tuple[Any, str]:

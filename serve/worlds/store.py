@@ -230,7 +230,10 @@ class WorldStore:
         self._expire()
         session = self._sessions.get(name)
         if session is None or not secrets.compare_digest(session.owner.encode(), owner.encode()):
-            raise self._absence(name, owner)
+            removed_owner, reason = self._removed.get(name, ("", ""))
+            if reason and removed_owner == owner:
+                raise WorldGoneError(f"{name} {reason}; create it again from its goal and history")
+            raise WorldNotFoundError(f"There is no world {name!r}")
         self._touch(session)
         return session
 
@@ -288,12 +291,6 @@ class WorldStore:
     def _touch(self, session: Session) -> None:
         session.used = self._clock()
         self._sessions.move_to_end(session.id)
-
-    def _absence(self, name: str, owner: str) -> LookupError:
-        removed_owner, reason = self._removed.get(name, ("", ""))
-        if reason and removed_owner == owner:
-            return WorldGoneError(f"{name} {reason}; create it again from its goal and history")
-        return WorldNotFoundError(f"There is no world {name!r}")
 
     def _expire(self) -> None:
         now = self._clock()

@@ -138,7 +138,10 @@ class _Player:
         if self.world.hand is not None:
             if kind_of(self.world.hand) == kind:
                 return
-            self._put_away(self.world.hand)
+            homes = [place for place in self.world.contents if self.world.fits(self.world.hand, place)]
+            if not homes:
+                raise SimulatorError(f"not solvable: nowhere to put the {self.world.hand}")
+            self._put(min(homes, key=lambda place: self.world.spots[place] != self.world.here))
         thing, place = self._find(kind, barred)
         self._reach(place)
         self.commands.append(f"take {thing} from {place}")
@@ -198,10 +201,3 @@ class _Player:
         self.commands.append(f"move {thing} to {place}")
         self.world.contents[place].append(thing)
         self.world.hand = None
-
-    def _put_away(self, thing: str) -> None:
-        places = [place for place in self.world.contents if self.world.fits(thing, place)]
-        if not places:
-            raise SimulatorError(f"not solvable: nowhere to put the {thing}")
-        places.sort(key=lambda place: self.world.spots[place] != self.world.here)
-        self._put(places[0])

@@ -231,7 +231,9 @@ def _problem(room: Room, things: Mapping[str, tuple[str, str]], goal: str) -> st
     for thing, (kind, receptacle) in things.items():
         facts += [f"objectType {thing} {kind}Type", f"inReceptacle {thing} {receptacle}"]
         facts += [f"objectAtLocation {thing} {room.places[receptacle]}"]
-        facts += [f"{fact} {thing}" for fact in _properties(kind)]
+        able = [fact for ability, fact in ABILITIES.items() if kind in package.abilities[ability]]
+        able += ["isReceptacleObject"] if kind in package.vessels else []
+        facts += [f"{fact} {thing}" for fact in (["toggleable"] if kind == LAMP else ["pickupable", *able])]
     kinds = sorted({kind for kind, _ in things.values()})
     for place in sorted(set(room.kinds.values())):
         facts += [f"canContain {place}Type {kind}Type" for kind in kinds if kind in package.holds[place]]
@@ -239,11 +241,3 @@ def _problem(room: Room, things: Mapping[str, tuple[str, str]], goal: str) -> st
     text = f"(define (problem built)\n(:domain alfred)\n(:objects\n{listing}\n)\n(:init\n"
     text += "\n".join(f"({fact})" for fact in facts) + f"\n)\n{goal.strip()}\n"
     return text + ")" * (text.count("(") - text.count(")"))
-
-
-def _properties(kind: str) -> list[str]:
-    if kind == LAMP:
-        return ["toggleable"]
-    package = load_package()
-    properties = [fact for ability, fact in ABILITIES.items() if kind in package.abilities[ability]]
-    return ["pickupable", *properties, *(["isReceptacleObject"] if kind in package.vessels else [])]

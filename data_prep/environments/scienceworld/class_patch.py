@@ -47,7 +47,10 @@ def redirect(class_file: bytes, method: str, descriptor: str, target: str) -> by
     assert arguments is not None, f"not of objects only: {descriptor}"
     count, pool_end, methods = _layout(class_file)
     texts = dict(_texts(class_file, count))
-    start, end = _find_method(class_file, methods, texts, method, descriptor)
+    places = {tuple(map(texts.get, unpack_from(">HH", class_file, m[0] + 2))): m for m in _members(class_file, methods)}
+    if (signature := (method.encode(), descriptor.encode())) not in places:
+        raise LookupError(f"no method {method}{descriptor}")
+    start, end = places[signature]
     access, name, kind = unpack_from(">HHH", class_file, start)
     assert not access & _STATIC
     constants = [_utf8("Code"), _utf8(target), pack(">BH", 7, count + 1), _utf8(method.rpartition("$")[2])]
@@ -81,7 +84,8 @@ def _layout(data: bytes) -> tuple[int, int, int]:
     (count,) = unpack_from(">H", data, 8)
     *_, (_, _, pool_end) = _constants(data, count)
     (interfaces,) = unpack_from(">H", data, pool_end + 6)
-    return count, pool_end, _skip_members(data, pool_end + 8 + 2 * interfaces)
+    fields = pool_end + 8 + 2 * interfaces
+    return count, pool_end, max((end for _, end in _members(data, fields)), default=fields + 2)
 
 
 def _constants(data: bytes, count: int) -> Iterator[tuple[int, int, int]]:
@@ -99,32 +103,12 @@ def _texts(data: bytes, count: int) -> Iterator[tuple[int, bytes]]:
     return ((index, data[begin + 3 : end]) for index, begin, end in _constants(data, count) if data[begin] == 1)
 
 
-def _find_method(data: bytes, methods: int, texts: dict[int, bytes], method: str, descriptor: str) -> tuple[int, int]:
-    """Return start and end of a method. Raises LookupError."""
-    (count,) = unpack_from(">H", data, methods)
-    offset = methods + 2
-    for _ in range(count):
-        end = _skip_member(data, offset)
-        name, kind = unpack_from(">HH", data, offset + 2)
-        if (texts[name], texts[kind]) == (method.encode(), descriptor.encode()):
-            return offset, end
-        offset = end
-    raise LookupError(f"no method {method}{descriptor}")
-
-
-def _skip_members(data: bytes, offset: int) -> int:
-    """Skip a counted list of fields (or methods)."""
+def _members(data: bytes, offset: int) -> Iterator[tuple[int, int]]:
+    """Yield start and end of each field (or method) of a counted list, attributes included."""
     (count,) = unpack_from(">H", data, offset)
-    offset += 2
+    end = offset + 2
     for _ in range(count):
-        offset = _skip_member(data, offset)
-    return offset
-
-
-def _skip_member(data: bytes, offset: int) -> int:
-    """Skip a field (or method) with its attributes."""
-    (attributes,) = unpack_from(">H", data, offset + 6)
-    offset += 8
-    for _ in range(attributes):
-        offset += 6 + unpack_from(">I", data, offset + 2)[0]
-    return offset
+        start, end = end, end + 8
+        for _ in range(unpack_from(">H", data, start + 6)[0]):
+            end += 6 + unpack_from(">I", data, end + 2)[0]
+        yield start, end

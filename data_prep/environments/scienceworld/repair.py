@@ -52,7 +52,9 @@ def parse_doors(rooms: str) -> Doors:
 def repair(before: Arrangement, now: Arrangement) -> list[str]:
     """Return actions that restore the earlier arrangement, as far as names identify things."""
     way = _shortest_way(now.doors, now.room, before.room)
-    actions = [action for room, target in pairwise(way) for action in _pass(now.doors, room, target)]
+    actions = []
+    for room, target in pairwise(way):
+        actions += [f"go to {target}"] if now.doors[room][target] else [f"open door to {target}", f"go to {target}"]
     for key, was in before.things.items():
         current = now.things.get(key)
         if current is not None and current != was:
@@ -78,12 +80,6 @@ def _shortest_way(doors: Doors, start: str, goal: str) -> list[str]:
     while way[-1] != came_from.get(way[-1], way[-1]):
         way.append(came_from[way[-1]])
     return way[::-1]
-
-
-def _pass(doors: Doors, room: str, target: str) -> Iterator[str]:
-    if not doors[room][target]:
-        yield f"open door to {target}"
-    yield f"go to {target}"
 
 
 def _put_right(was: Thing, now: Thing, room: str) -> Iterator[str]:

@@ -154,7 +154,9 @@ class AgentTrainer:
         self.learner.to(self.device)
         self.replay = Replay(space, config.world.replay)
         self.iteration, self.interactions, self.episodes = 0, 0, 0
-        self._prepare_folder()
+        self.files.check(config)
+        self.files.claim(config, where_from(config.run.seed, 1) | {"space": asdict(space)})
+        (folder / "replay").mkdir(exist_ok=True)
         self._resume()
         self.learner.begin(config.real.count, self.chance, self.world.world() if self.world else None)
         # A resumed run begins new episodes, so their seed depends on the iteration.
@@ -229,11 +231,6 @@ class AgentTrainer:
         return [self.learner.learn_from_imagination(dream, c, self.chance) for _ in range(c.updates)]
 
     # -- files -----------------------------------------------------------------------------------------------------
-
-    def _prepare_folder(self) -> None:
-        self.files.check(self.config)
-        self.files.claim(self.config, where_from(self.config.run.seed, 1) | {"space": asdict(self.replay.space)})
-        (self.folder / "replay").mkdir(exist_ok=True)
 
     def _save(self) -> None:
         if self.files.has(self.iteration):  # saved a moment ago, at `save_every`

@@ -189,7 +189,8 @@ class Edeline(PixelSystem):
         for sigma, following in pairwise(sigmas):
             # Training folds the offset noise into sigma, so the network expects it in its noise level.
             level = torch.full((len(x),), math.hypot(sigma, self.objective.offset_noise), device=x.device)
-            denoised = _to_levels(self.denoised(x, level, before, h))
+            frame = (self.denoised(x, level, before, h).clamp(-1, 1) + 1) / 2 * LEVELS
+            denoised = frame.round() / LEVELS * 2 - 1  # one of the levels of a byte
             x = x + (x - denoised) / sigma * (following - sigma)  # Euler: dx / dsigma = (x - D) / sigma
         return x
 
@@ -344,11 +345,6 @@ def same_episode(begins: Tensor) -> Tensor:
     """
     later = begins.flip(1).long().cumsum(1).flip(1) - begins.long()  # beginnings after each frame
     return later == 0
-
-
-def _to_levels(frame: Tensor) -> Tensor:
-    """Clip a frame to the valid range and round it to 255 levels."""
-    return ((frame.clamp(-1, 1) + 1) / 2 * LEVELS).round() / LEVELS * 2 - 1
 
 
 def _wide(x: Tensor) -> Tensor:
