@@ -38,9 +38,9 @@ class _Buffer:
         with _lock:
             _Buffer.allocated += data.nbytes
 
-    def __del__(self) -> None:
-        with _lock:
-            _Buffer.allocated -= self.data.nbytes
+    def __del__(self, lock: threading.RLock = _lock) -> None:  # the module's names are gone as the interpreter ends
+        with lock:
+            type(self).allocated -= self.data.nbytes
 
     def claim(self, start: int, end: int) -> bool:
         """Reserve columns start .. end for a fork; False if another fork wrote past `start` or room is short."""

@@ -39,7 +39,7 @@ from loopwm.text.model.checkpoint import load_checkpoint
 from loopwm.text.model.heads import Predictions
 from loopwm.text.model.modeling import Carried, LoopWMForCausalLM, States
 from loopwm.text.model.tokenizer import special_ids
-from loopwm.text.world_batch import World, by_prefix, joined, row_of, same_length, shareable
+from loopwm.text.world_batch import World, by_length, by_prefix, joined, row_of, same_length, shareable
 
 
 class _Pass(NamedTuple):
@@ -155,7 +155,7 @@ class WorldModel:
 
     @torch.inference_mode()
     def advance_each(self, worlds: Sequence[World], actions: Sequence[str]) -> list[World]:
-        """Advance worlds of one row each and of one depth, with any histories, in one pass.
+        """Advance worlds of one row each and of one depth, with any histories, those with actions of a length together.
 
         Padding of shorter actions is removed again, so worlds stay as small as after `advance`.
 
@@ -166,12 +166,19 @@ class WorldModel:
         rules = {world.depth.for_pass(world.steps, range(1)) for world in worlds}
         if len(rules) != 1:
             raise ValueError("worlds: must be of one depth to advance together")
+        (rule,), after = rules, dict[int, World]()
+        for group in by_length([len(self.action_ids(action)) for action in actions]):
+            advanced = self._advance_together([worlds[i] for i in group], [actions[i] for i in group], rule)
+            after |= zip(group, advanced, strict=True)
+        return [after[i] for i in range(len(worlds))]
+
+    def _advance_together(self, worlds: Sequence[World], actions: Sequence[str], rule: ExitRule) -> list[World]:
         families = by_prefix([world.state for world in worlds])
         order = [i for family in families for i in family]
         states = [joined([worlds[i].state for i in family]) for family in families]
         texts = [template.render_step(actions[i], self.slots) for i in order]
         before = torch.cat([worlds[i].latent for i in order])
-        out = self._feed(RaggedBatch(states), texts, rules.pop(), before)
+        out = self._feed(RaggedBatch(states), texts, rule, before)
         ends = {
             i: row_of(state, row)
             for family, state in zip(families, states, strict=True)

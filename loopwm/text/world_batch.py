@@ -12,6 +12,9 @@ from loopwm.core.exit_rules import ExitRule
 from loopwm.core.kv_cache import KVCache
 from loopwm.records.template import FormatError
 
+PASS_TOKENS = 48
+"""Tokens in a long pass that take as long as a pass of one token (6.7 million parameters, one core)."""
+
 
 @dataclass(frozen=True)
 class World:
@@ -85,3 +88,18 @@ def row_of(state: KVCache, row: int) -> KVCache:
 def same_length(name: str, values: Sequence[str], world: World) -> None:
     if len(values) != len(world):
         raise FormatError(name, f"must be {len(world)}, one a world, got {len(values)}")
+
+
+def by_length(lengths: Sequence[int]) -> list[list[int]]:
+    """Group the places of similar lengths, as many as can be padded to the longest in less time than a pass takes."""
+    groups: list[list[int]] = []
+    padding = 0
+    for place in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if groups:
+            padding += len(groups[-1]) * (lengths[place] - lengths[groups[-1][-1]])
+        if groups and padding <= PASS_TOKENS:
+            groups[-1].append(place)
+        else:
+            groups.append([place])
+            padding = 0
+    return groups

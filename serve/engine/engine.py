@@ -17,6 +17,7 @@ import torch
 from loopwm.core.kv_cache import KVCache
 from loopwm.runtime import release_memory
 from loopwm.text.model.modeling import LoopWMForCausalLM
+from loopwm.text.world_batch import PASS_TOKENS
 from serve.engine.batch import RunningBatch
 from serve.engine.forward import ForwardGenerator, ModelRunner, extend, prefill, run_batch
 from serve.engine.prefix_cache import PrefixCache
@@ -35,10 +36,6 @@ STALL_SECONDS = 30.0
 WHOLE_PROMPT = 2048
 """Prefill tokens of a step for a key beside one that has most of the rows, and has used more: in pieces, its prompt
 would wait for as many decode steps of them."""
-
-PASS_TOKENS = 48
-"""Tokens of a step's budget that each pass takes beside its own: one token takes as long alone as about so many in a
-long piece, and a step of many small passes would keep all others waiting."""
 
 BUSY_SECONDS = 10.0
 """Time of work after which it is returned, too, because prompts of many lengths fragment the heap."""
@@ -279,7 +276,7 @@ class Engine:
             if not scheduled:
                 return
             results = run_batch([forward for _, forward in scheduled])
-            num_batched_tokens += PASS_TOKENS
+            num_batched_tokens += PASS_TOKENS  # a step of many small passes would keep all others waiting
             for (item, forward), result in zip(scheduled, results, strict=True):
                 num_batched_tokens += forward.num_tokens
                 with self._changed:

@@ -118,6 +118,17 @@ def test_the_first_step_has_no_reward(tmp_path: Path) -> None:
     assert episode.steps["reward"].tolist() == [0, 0, 15]
 
 
+def test_an_action_is_accepted_unless_its_observation_refuses_it() -> None:
+    steps = list(make_episode(length=3).steps)
+    steps[2] = replace(steps[2], observation="No known action matches that input.")
+    episode, encoder = (
+        replace(make_episode(), steps=tuple(steps)),
+        LineEncoder(Tokenizer.from_file(str(TOKENIZER_FILE))),
+    )
+    arrays = encode_episode(encoder, episode)
+    assert arrays.steps["accepted"].tolist() == [True, True, False, True]
+
+
 def test_state_queries_scienceworld_answers_squeezed(shards: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     first = next(read_shards(shards, tokenizer_hash()))
     episode = next(iter(read_episodes(shards.parent / "episodes.jsonl")))

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 import torch
 
 from loopwm.records import template as template
 from loopwm.records.template import Context, FormatError, Transition
 from loopwm.text.world import WorldModel
+from loopwm.text.world_batch import PASS_TOKENS, by_length
 from tests.fixtures.models import random_model
 
 SHORT = Context("find a tree", "You are in a room.")
@@ -167,12 +170,26 @@ def test_copies_can_be_observed_like_the_world_they_came_from(world_model):
     torch.testing.assert_close(observed.latent, expected.latent, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("seed", range(50))
+def test_worlds_with_actions_of_similar_length_step_together(seed):
+    rng = Random(seed)
+    lengths = [rng.randint(1, rng.choice((8, 40))) for _ in range(rng.choice((0, 1, 2, 10, 60)))]
+    groups = by_length(lengths)
+    assert sorted(place for group in groups for place in group) == list(range(len(lengths)))
+    assert [lengths[place] for group in groups for place in group] == sorted(lengths)
+    paddings = [sum(lengths[group[-1]] - lengths[place] for place in group) for group in groups]
+    assert all(padding <= PASS_TOKENS for padding in paddings)
+    for padding, group, after in zip(paddings, groups, groups[1:], strict=False):
+        assert padding + len(group) * (lengths[after[0]] - lengths[group[-1]]) > PASS_TOKENS
+
+
 def test_worlds_that_step_together_become_what_each_becomes_alone(world_model):
     """Worlds of other histories and numbers of steps, some of them copies that share what they have seen."""
     first, second = (world_model.encode([context], depth=2) for context in (SHORT, LONG))
     copy = first.select([0])
     worlds = [first, world_model.advance(second, ["wait"]), copy, world_model.advance(copy, ["go to the kitchen"])]
-    actions = ["look around", "wait", "pick up the thermometer in the kitchen", "wait"]
+    worlds += [first] * 20
+    actions = ["look around", "wait", "pick up the thermometer in the kitchen", *["wait", "look around"] * 10, "wait"]
     together = world_model.advance_each(worlds, actions)
     for world, action, stepped in zip(worlds, actions, together, strict=True):
         alone = world_model.advance(world, [action])

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from loopwm.core.kv_cache import KVCache
-from serve.engine.engine import PASS_TOKENS, DeadlineError, Engine, EngineStoppedError, QueueFullError
+from loopwm.text.world_batch import PASS_TOKENS
+from serve.engine.engine import DeadlineError, Engine, EngineStoppedError, QueueFullError
 from serve.engine.forward import PADDING, ModelRunner, score
 from serve.engine.requests import Request, RequestContext, WorkItem
 from serve.engine.sampling import SamplingParams
