@@ -1,7 +1,9 @@
-"""Fit the acceptance head of a finished model, which stays frozen, to states that `python -m lab acceptance` collects.
+"""Fit the acceptance head of a finished model, which stays frozen.
 
-The head reads h_k after each candidate action of a state; what the simulator did with it is the target. It is fitted by
-Adam, and judged on other states before and after.
+The head reads h_k after an action; whether it was carried out is the target. The actions are the candidates of states
+that `python -m lab acceptance` collects, half of them refused, and the supervised steps of training rows: candidates
+alone give a head that refuses too much, rows one that misses half of the candidates. It is fitted by Adam, and judged
+before and after on other states and on the dev shards.
 
 Shape suffixes: N candidates, D width.
 """
@@ -9,8 +11,10 @@ Shape suffixes: N candidates, D width.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +29,19 @@ from loopwm.records.command import above_zero, positive
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json_lines, write_json
 from loopwm.records.training_episodes import TrainingEpisodes
+from loopwm.text.data.collate import TreeBatch
+from loopwm.text.data.data_loader import LoaderState
 from loopwm.text.model.checkpoint import load_checkpoint
 from loopwm.text.model.heads import AcceptanceHead, pooled
-from loopwm.text.training.program import export_model
+from loopwm.text.model.modeling import LoopWMForCausalLM
+from loopwm.text.training.config import load_config
+from loopwm.text.training.loss import Outcomes, run_rows
+from loopwm.text.training.program import TextProgram, export_model
 from loopwm.text.world import WorldModel
 
 EXAMPLE = (
     "python -m lab fit-acceptance --model loopwm/pretrained --train lab/data/acceptance_train_scienceworld.jsonl.xz "
-    "--dev lab/data/acceptance_dev_scienceworld.jsonl.xz --out runs/fit"
+    "--dev lab/data/acceptance_dev_scienceworld.jsonl.xz --config configs/reference.yaml --steps 100 --out runs/fit"
 )
 
 BATCH = 512
@@ -40,10 +49,14 @@ BATCH = 512
 
 @dataclass(frozen=True)
 class Candidates:
-    """Candidate actions after their states. latent: (N, D), pooled over slots; accepted: (N,), by the simulator."""
+    """Actions that were tried. latent: (N, D), pooled over slots; accepted: (N,), by the simulator."""
 
     latent: Tensor
     accepted: Tensor
+
+    @classmethod
+    def joined(cls, parts: Sequence[Candidates]) -> Candidates:
+        return cls(torch.cat([part.latent for part in parts]), torch.cat([part.accepted for part in parts]))
 
 
 @torch.inference_mode()
@@ -56,6 +69,19 @@ def read_candidates(model: WorldModel, states: Iterable[State]) -> Candidates:
         latents += [pooled(after.latent) for after in model.advance_each([world] * len(actions), actions)]
         accepted += [truth for _, truth in state["candidates"]]
     return Candidates(torch.cat(latents), torch.tensor(accepted))
+
+
+@torch.inference_mode()
+def read_rows(model: LoopWMForCausalLM, batches: Iterable[TreeBatch]) -> Candidates:
+    """Run the model over training rows at its default depth; return their supervised steps."""
+    parts = []
+    for batch in batches:
+        groups = (batch.steps, batch.trunk_steps)
+        out = run_rows(model.model, batch, model.config.default_depth)
+        outcomes = Outcomes.of(groups)
+        latent = torch.cat([pooled(steps.at_slots(out.latent)) for steps in groups])[outcomes.supervised]
+        parts.append(Candidates(latent, outcomes.accepted[outcomes.supervised]))
+    return Candidates.joined(parts)
 
 
 def fit(head: AcceptanceHead, candidates: Candidates, epochs: int, rate: float) -> None:
@@ -87,36 +113,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, required=True, help="checkpoint folder")
     parser.add_argument("--train", type=Path, nargs="+", required=True, help="files of states to fit on")
     parser.add_argument("--dev", type=Path, nargs="+", required=True, help="files of states to judge on, each alone")
+    parser.add_argument("--config", type=Path, required=True, help="training configuration, for data, batch and seed")
+    parser.add_argument("--steps", type=positive, required=True, help="global batches to fit on, too")
     parser.add_argument("--out", type=Path, required=True, help="folder of the new checkpoint; must not exist")
     parser.add_argument("--epochs", type=positive, default=100, help="passes over the candidates (default: 100)")
     parser.add_argument("--rate", type=above_zero, default=3e-3, help="first learning rate (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the order of candidates (default: %(default)s)")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to the configuration")
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Load, fit, judge and write the checkpoint. Raises InputError."""
     if arguments.out.exists():
         raise InputError(f"--out: {arguments.out} exists already")
+    program = TextProgram(load_config(arguments.config, arguments.overrides))
     model, tokenizer = load_checkpoint(arguments.model)
     heads = model.model.heads
     if heads is None:
         raise InputError(f"--model: {arguments.model} has no prediction heads")
     world_model = WorldModel(model, tokenizer)
-    train = read_candidates(world_model, tqdm(_read(arguments.train), unit="state"))
-    dev = {file.name: read_candidates(world_model, tqdm(_read([file]), unit="state")) for file in arguments.dev}
-    report: dict[str, Any] = {"before": {name: judge(heads.acceptance, states) for name, states in dev.items()}}
-    torch.manual_seed(arguments.seed)
+    batches = (batch for group, _ in islice(program.global_batches(LoaderState()), arguments.steps) for batch in group)
+    rows = read_rows(model, tqdm(batches, total=arguments.steps * program.micro_batches, unit="batch"))
+    states = [read_candidates(world_model, tqdm(_read(file), unit="state")) for file in arguments.train]
+    train = Candidates.joined([*states, rows])
+    dev = {file.name: read_candidates(world_model, tqdm(_read(file), unit="state")) for file in arguments.dev}
+    dev["rows"] = read_rows(model, (batch.rows for batch in program.evaluation_batches()))
+    report: dict[str, Any] = {"before": {name: judge(heads.acceptance, tried) for name, tried in dev.items()}}
+    torch.manual_seed(program.config.run.seed)
     heads.acceptance.reset_parameters()
     fit(heads.acceptance, train, arguments.epochs, arguments.rate)
-    report |= {"after": {name: judge(heads.acceptance, states) for name, states in dev.items()}}
+    report |= {"after": {name: judge(heads.acceptance, tried) for name, tried in dev.items()}}
     report |= {"train": judge(heads.acceptance, train)}
     for name, row in report["after"].items():
-        print(
-            f"{name}: F1 of what is accepted {row['accepted']['f1']:.3f}, of what is refused {row['refused']['f1']:.3f}"
-        )
-    export_model(model, tokenizer, arguments.out, TrainingEpisodes.load(arguments.model))
+        accepted, refused = (row[kind].get("f1", math.nan) for kind in ("accepted", "refused"))
+        print(f"{name}: F1 of what is accepted {accepted:.3f}, of what is refused {refused:.3f}")
+    learned = program.training_episodes
+    export_model(model, tokenizer, arguments.out, learned and learned.joined(TrainingEpisodes.load(arguments.model)))
     write_json(arguments.out / "acceptance.json", report)
 
 
-def _read(files: Sequence[Path]) -> list[State]:
-    return [state for file in files for _, state in read_json_lines(file)]
+def _read(file: Path) -> list[State]:
+    return [state for _, state in read_json_lines(file)]

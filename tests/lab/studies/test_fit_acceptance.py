@@ -8,9 +8,12 @@ import torch
 
 from lab.main import main
 from lab.studies.acceptance import context_of
-from lab.studies.fit_acceptance import Candidates, judge, read_candidates
+from lab.studies.fit_acceptance import Candidates, judge, read_candidates, read_rows
+from loopwm.text.data.data_loader import LoaderState
 from loopwm.text.model.checkpoint import load_checkpoint
 from loopwm.text.model.heads import AcceptanceHead
+from loopwm.text.training.config import load_config
+from loopwm.text.training.program import TextProgram
 from loopwm.text.world import WorldModel
 from tests.fixtures.models import random_model
 
@@ -36,19 +39,21 @@ def write_states(path: Path) -> Path:
     return path
 
 
-def test_only_the_acceptance_head_is_fitted_and_it_learns_what_the_simulator_did(source, tmp_path, capsys):
+def test_only_the_acceptance_head_is_fitted_and_it_learns_what_the_simulator_did(source, config_file, tmp_path, capsys):
     states, out = write_states(tmp_path / "states.jsonl"), tmp_path / "fitted"
-    files = ["--model", str(source), "--train", str(states), "--dev", str(states), "--out", str(out)]
-    assert main(["fit-acceptance", *files, "--epochs", "3000", "--rate", "0.1"]) == 0
+    files = ["--model", str(source), "--train", str(states), "--dev", str(states), "--config", str(config_file)]
+    assert main(["fit-acceptance", *files, "--steps", "1", "--out", str(out), "--epochs", "3000", "--rate", "0.1"]) == 0
     report = json.loads((out / "acceptance.json").read_text())
+    before, after = report["before"], report["after"]
     refused = sum(not truth for state in STATES for _, truth in state["candidates"])
-    assert (report["train"]["n"], report["train"]["refused"]["n"]) == (3 * len(STATES), refused)
-    assert report["before"]["states.jsonl"] != report["after"]["states.jsonl"]
-    assert report["after"]["states.jsonl"] == report["train"]
-    assert report["train"]["accepted"]["f1"] > 0.9
-    assert f"F1 of what is accepted {report['train']['accepted']['f1']:.3f}" in capsys.readouterr().out
-    before, after = (load_checkpoint(folder)[0].state_dict() for folder in (source, out))
-    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert (after["states.jsonl"]["n"], after["states.jsonl"]["refused"]["n"]) == (3 * len(STATES), refused)
+    assert report["train"]["n"] > 3 * len(STATES)  # rows, too
+    assert before["states.jsonl"] != after["states.jsonl"]
+    assert after["states.jsonl"]["accepted"]["f1"] > 0.9
+    assert after["rows"]["accepted"]["recall"] > 0.9
+    assert f"F1 of what is accepted {after['rows']['accepted']['f1']:.3f}" in capsys.readouterr().out
+    old, new = (load_checkpoint(folder)[0].state_dict() for folder in (source, out))
+    changed = {name for name in old if not torch.equal(old[name], new[name])}
     assert changed == {f"model.heads.acceptance.{layer}.{name}" for layer in (0, 2) for name in ("weight", "bias")}
 
 
@@ -67,6 +72,18 @@ def test_the_head_reads_what_the_model_predicts_from(tokenizer):
     torch.testing.assert_close(found, torch.cat(expected))
 
 
+def test_rows_give_their_supervised_steps(source, config_file):
+    model, _ = load_checkpoint(source)
+    ((batch, *_), _) = next(TextProgram(load_config(config_file)).global_batches(LoaderState()))
+    rows = read_rows(model, [batch])
+    expected = torch.cat([group.accepted[group.supervised] for group in (batch.steps, batch.trunk_steps)])
+    assert rows.accepted.tolist() == expected.tolist()
+    with torch.no_grad():
+        out = model.model(batch.tokens, batch.attention_mask(), batch.positions, use_cache=False, depth=2)
+        logits = model.model.heads(batch.steps.at_slots(out.latent)[batch.steps.supervised])[2]
+        torch.testing.assert_close(model.model.heads.acceptance(rows.latent)[: len(logits), 0], logits)
+
+
 def test_a_head_is_judged_by_what_it_accepts_and_refuses():
     head = AcceptanceHead(2)
     with torch.no_grad():
@@ -83,9 +100,9 @@ def test_a_head_is_judged_by_what_it_accepts_and_refuses():
     assert row["refused"] == {"n": 2, "predicted": 2, "precision": 0.5, "recall": 0.5, "f1": 0.5}
 
 
-def test_bad_arguments_are_one_line(source, tokenizer, tmp_path, capsys):
+def test_bad_arguments_are_one_line(source, tokenizer, config_file, tmp_path, capsys):
     states = str(write_states(tmp_path / "states.jsonl"))
-    arguments = ["fit-acceptance", "--train", states, "--dev", states]
+    arguments = ["fit-acceptance", "--train", states, "--dev", states, "--config", str(config_file), "--steps", "1"]
     assert main([*arguments, "--model", str(source), "--out", str(source)]) == 2
     assert capsys.readouterr().err == f"error: --out: {source} exists already\n"
     random_model().save_pretrained(tmp_path / "plain")
