@@ -8,10 +8,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from loopwm.records.errors import InputError
 from loopwm.records.files import PACKAGED
-from loopwm.worlds.http import Client
+
+if TYPE_CHECKING:
+    from loopwm.worlds.http import Client
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @contextlib.contextmanager
 def connected(args: argparse.Namespace) -> Iterator[Client]:
     """Return a client of the given service, or of one started for the checkpoint. Raises InputError."""
+    from loopwm.worlds.http import Client  # brings httpx, a third of a second, which help does not need
+
     key = None if args.api_key_file is None else read_text("--api-key-file", args.api_key_file).strip()
     if args.url is not None:
         yield Client(args.url, key)

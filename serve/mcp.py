@@ -16,7 +16,8 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
 from loopwm.records.refusals import is_accepted
-from loopwm.worlds.http import Client, WorldError
+from loopwm.worlds.http import Client
+from loopwm.worlds.protocol import WorldError
 
 Json = dict[str, Any]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from loopwm.records.command import doc_parser, exit_status
-from loopwm.worlds.http import WorldError
+from loopwm.worlds.protocol import WorldError
 from serve.local_service import add_arguments, connected
 
 

@@ -8,13 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loopwm.records.command import doc_parser
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json
-from loopwm.worlds.http import Client, WorldError
+from loopwm.worlds.protocol import WorldError
 from serve.local_service import add_arguments, connected
+
+if TYPE_CHECKING:
+    from loopwm.worlds.http import Client
 
 Json = dict[str, Any]
 EXAMPLES = Path(__file__).parent / "playground" / "examples.json"

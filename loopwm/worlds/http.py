@@ -6,15 +6,14 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
+
+import httpx
 
 from loopwm.records.errors import InputError
 from loopwm.records.template import Context
-from loopwm.worlds.protocol import Imagined, check_lengths, check_rows, longer
-
-if TYPE_CHECKING:
-    import httpx
+from loopwm.worlds.protocol import Imagined, WorldError, check_lengths, check_rows, longer
 
 Json = dict[str, Any]
 
@@ -37,17 +36,6 @@ GONE = ("world_not_found", "world_gone")
 """Codes for worlds that the service has deleted."""
 
 
-class WorldError(RuntimeError):
-    """The service returned an error or no answer. code: the service's own, such as context_length_exceeded."""
-
-    def __init__(
-        self, message: str, code: str | None = None, retry_after: float | None = None, away: bool = False
-    ) -> None:
-        """Build the error. retry_after: seconds after which to retry. away: the service could not be reached."""
-        super().__init__(message)
-        self.code, self.retry_after, self.away = code, retry_after, away
-
-
 class Client:
     """Client of the service's API.
 
@@ -56,8 +44,6 @@ class Client:
     """
 
     def __init__(self, url: str, key: str | None = None, timeout: float = TIMEOUT, patience: float = PATIENCE) -> None:
-        import httpx  # late: a third of a second, which help of commands does not need
-
         self._patience = patience
         self.base = url.rstrip("/").removesuffix("/v1")
         if not self.base.startswith(("http://", "https://")):
@@ -96,8 +82,6 @@ class Client:
 
     def _send(self, method: str, path: str, body: Json | None) -> Json:
         """Return the response's JSON. Raises WorldError."""
-        import httpx
-
         try:
             response = self._http.request(method, path, json=body)
             if not response.is_success:

@@ -27,8 +27,8 @@ from loopwm.records.command import above_zero, doc_parser
 from loopwm.records.errors import InputError
 from loopwm.records.template import CONTEXT_KINDS, Context
 from loopwm.worlds.gym import MAX_ACTION, ImaginedTextEnv, read_starts
-from loopwm.worlds.http import KEY_VARIABLE, WorldError
-from loopwm.worlds.protocol import Worlds
+from loopwm.worlds.http import KEY_VARIABLE
+from loopwm.worlds.protocol import WorldError, Worlds
 from loopwm.worlds.starts import Start
 from loopwm.worlds.vector import make_worlds
 

@@ -14,6 +14,17 @@ Finish = Literal["stop", "length", "full"]
 """
 
 
+class WorldError(RuntimeError):
+    """The service returned an error or no answer. code: the service's own, such as context_length_exceeded."""
+
+    def __init__(
+        self, message: str, code: str | None = None, retry_after: float | None = None, away: bool = False
+    ) -> None:
+        """Build the error. retry_after: seconds after which to retry. away: the service could not be reached."""
+        super().__init__(message)
+        self.code, self.retry_after, self.away = code, retry_after, away
+
+
 @dataclass(frozen=True)
 class Imagined:
     """Result of an imagined step.

@@ -13,7 +13,8 @@ import pytest
 from loopwm.records.errors import InputError
 from loopwm.records.template import Context, Transition
 from loopwm.text.world import WorldModel
-from loopwm.worlds.http import Client, WorldError
+from loopwm.worlds.http import Client
+from loopwm.worlds.protocol import WorldError
 from serve.__main__ import main
 from serve.local_service import connected
 from serve.play import EXAMPLES, Game

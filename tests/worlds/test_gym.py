@@ -17,9 +17,9 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from loopwm.records.template import Context, FormatError, Transition
 from loopwm.worlds.gym import ImaginedTextEnv, read_starts
-from loopwm.worlds.http import Client, HttpWorlds, WorldError
+from loopwm.worlds.http import Client, HttpWorlds
 from loopwm.worlds.local import LocalWorlds
-from loopwm.worlds.protocol import Imagined
+from loopwm.worlds.protocol import Imagined, WorldError
 from loopwm.worlds.starts import Start
 
 TOKENS = 12

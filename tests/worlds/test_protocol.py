@@ -10,9 +10,9 @@ import pytest
 
 from loopwm.records.errors import InputError
 from loopwm.records.template import Context, FormatError, Transition
-from loopwm.worlds.http import Client, HttpWorlds, WorldError
+from loopwm.worlds.http import Client, HttpWorlds
 from loopwm.worlds.local import LocalWorlds
-from loopwm.worlds.protocol import Worlds
+from loopwm.worlds.protocol import WorldError, Worlds
 
 TOKENS = 12
 KITCHEN = Context("boil water", "This is the kitchen.", (Transition("wait", "Nothing happens."),))
