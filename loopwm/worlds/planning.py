@@ -31,8 +31,8 @@ def imagine(worlds: Worlds, actions: Sequence[str]) -> list[Imagined]:
 
 def refusal_risk(imagined: Imagined) -> float:
     """Return the probability of a refusal: the trust in one that was imagined, or what the acceptance head says."""
-    told = (imagined.trust or 0.0) if is_refused(imagined.observation) else 0.0
-    return told if imagined.acceptance is None else max(told, 1.0 - imagined.acceptance)
+    by_text = (imagined.trust or 0.0) if is_refused(imagined.observation) else 0.0
+    return by_text if imagined.acceptance is None else max(by_text, 1.0 - imagined.acceptance)
 
 
 def risk(imagined: Imagined) -> float:
