@@ -184,7 +184,7 @@ def explore(
 
 
 def _step(model: WorldModel, world: World, monitor: bool) -> Step:
-    heads: tuple[float | None, ...] = (None,) * 4
+    heads: tuple[float | None, float | None, float | None, float | None] = (None, None, None, None)
     if model.model.config.prediction_heads:
         p = model.predictions(world)
         heads = (p.reward.item(), p.expected_reward.item(), p.continuation.item(), p.acceptance.item())

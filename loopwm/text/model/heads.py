@@ -81,7 +81,7 @@ class AcceptanceHead(nn.Sequential):
         super().__init__(nn.Linear(dim, dim // 2), nn.SiLU(), nn.Linear(dim // 2, 1))
 
     def reset_parameters(self) -> None:
-        hidden, _, out = self
+        hidden, out = (layer for layer in self if isinstance(layer, nn.Linear))
         nn.init.normal_(hidden.weight, std=hidden.in_features**-0.5)
         for parameter in (hidden.bias, *out.parameters()):
             nn.init.zeros_(parameter)

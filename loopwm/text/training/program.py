@@ -47,9 +47,8 @@ from loopwm.text.training.config import ModelConfig, TrainingConfig
 from loopwm.text.training.loss import TextObjective
 from loopwm.text.training.measurements import EXACT, counts, flops, record
 
-HEAD_OF = dict.fromkeys(("reward_coef", "continue_coef", "accept_coef"), "prediction_heads") | {
-    "consistency_coef": "monitor_head"
-}
+PREDICTED = ("reward_coef", "continue_coef", "accept_coef")
+HEAD_OF = {**dict.fromkeys(PREDICTED, "prediction_heads"), "consistency_coef": "monitor_head"}
 """Switch of the model that a coefficient requires."""
 
 OF_WEIGHTS = "weights"
