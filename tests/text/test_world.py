@@ -188,8 +188,12 @@ def test_worlds_that_step_together_become_what_each_becomes_alone(world_model):
     first, second = (world_model.encode([context], depth=2) for context in (SHORT, LONG))
     copy = first.select([0])
     worlds = [first, world_model.advance(second, ["wait"]), copy, world_model.advance(copy, ["go to the kitchen"])]
-    worlds += [first] * 20
-    actions = ["look around", "wait", "pick up the thermometer in the kitchen", *["wait", "look around"] * 10, "wait"]
+    worlds += [first] * 6
+    actions = ["go to the kitchen", "wait", "pick up the thermometer in the kitchen and put it down in the hallway"]
+    actions += [*["wait", "open the door"] * 3, "wait"]
+    groups = by_length([len(world_model.action_ids(action)) for action in actions])
+    assert len(groups) == 2
+    assert groups[0] != sorted(groups[0])
     together = world_model.advance_each(worlds, actions)
     for world, action, stepped in zip(worlds, actions, together, strict=True):
         alone = world_model.advance(world, [action])
