@@ -47,7 +47,7 @@ def order_actions(worlds: Worlds, actions: Sequence[str], bound: float = 0.93) -
         worlds: worlds whose first row is the agent's state.
         actions: candidates, the one that the agent prefers first.
         bound: actions whose risk of refusal reaches it come last, those of less risk first among them; losses last. On
-            dev games 126 of 128 refusals trusted as much as the default came true; 0.5 lost an agent points.
+            dev games 126 of 128 refusals whose text was trusted so came true; 0.5 lost an agent points.
     """
     if len(actions) < 2:
         return list(range(len(actions)))
