@@ -64,7 +64,7 @@ class Reference:
         (logits, loops), generator = first, request.params.generator()
         heard: Heard = []
         while True:
-            token = sample(logits[0], request.params, generator)
+            token = sample(logits[0, -1], request.params, generator)
             heard.append((token, int(loops)))
             if len(heard) == request.params.max_tokens:
                 return heard
