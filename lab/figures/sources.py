@@ -302,8 +302,11 @@ class Agents:
     def refused(self, arm: str) -> float:
         return float(self._result["arms"][arm]["refused"])
 
+    def steps(self, arm: str) -> float:
+        return float(self._result["arms"][arm]["steps"])
+
     def difference(self, a: str, b: str, measure: str | None = None) -> list[float]:
-        """Return mean and bounds of a - b. measure: lost or refused; None: the score."""
+        """Return mean and bounds of a - b. measure: lost, refused or steps; None: the score."""
         row = next(row for row in self._result["differences"] if (row["a"], row["b"]) == (a, b))
         row = row[measure] if measure else row
         return [row["mean"], *row["ci95"]]

@@ -105,17 +105,17 @@ def _rollout(results: Row) -> tuple[str, dict[str, Any]]:
 
 
 def _agents(results: Row) -> tuple[str, dict[str, Any]]:
-    """Return final scores of 0 to 100, refusals and games lost by arm, the model's own arm last in `differences`."""
+    """Return final scores of 0 to 100, steps, refusals and games lost by arm, the model's own arm last in `differences`."""
     provenance = results["provenance"]
     return f"look-ahead--{provenance['model_sha256'][:8]}", {
         "split": provenance["split"],
         "n": results["n"],
         "arms": {
-            arm: {**row["score"], "lost": row["lost"]["mean"], "refused": row["refused"]}
+            arm: {**row["score"], "lost": row["lost"]["mean"], **{name: row[name] for name in ("refused", "steps")}}
             for arm, row in results["arms"].items()
         },
         "differences": [
-            {"a": d["a"], "b": d["b"], **d["score"], "lost": d["lost"], "refused": d["refused"]}
+            {"a": d["a"], "b": d["b"], **d["score"], **{name: d[name] for name in ("lost", "refused", "steps")}}
             for d in results["differences"]
         ],
     }
