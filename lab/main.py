@@ -46,6 +46,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "lab.data.counterfactual",
         "cut pairs of windows that differ in one earlier action and in the answer",
     ),
+    "other-goals": ("lab.data.other_goals", "write the steps of ALFWorld's episodes under other goals"),
     "pack": ("lab.data.pack", "pack collected episodes or solutions into one small file"),
     "unpack": ("lab.data.unpack", "unpack the episodes that come with the project"),
     "stats": ("lab.data.stats", "count what episodes hold"),

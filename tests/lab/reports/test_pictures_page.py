@@ -57,9 +57,10 @@ OTHERS: dict[str, dict[str, Any]] = {
         "model": "a/tiny", "env": "textworld", "context": "observed", "n": 3, "latent_minus_fed_back": [DIFFERENCE],
         "rows": [{"way": way, **ROLLOUT_ROW} for way in ("latent", "fed_back")],
     },
-    "agents": {"n": 3, "arms": {arm: {"score": SCORE, "lost": SCORE, "refused": 2} for arm in ("retrieval", "ahead")},
+    "agents": {"n": 3, "arms": {arm: {"score": SCORE, "lost": SCORE, "refused": 2, "steps": 9}
+                                for arm in ("retrieval", "ahead")},
                "differences": [{"a": "ahead", "b": "retrieval", "score": {"mean": -5.0, "ci95": [-9, 1]}, "lost": SCORE,
-                                "refused": SCORE}], "task_scores": {}},
+                                "refused": SCORE, "steps": SCORE}], "task_scores": {}},
     "searches": {"n": 3, "arms": {arm: {"steps": SCORE, "won": SCORE} for arm in ("listed", "model")},
                  "differences": {"listed": {"steps": {"mean": -9.0, "ci95": [-14, -6]}, "won": SCORE}},
                  "game_steps": {"listed": [9, 20, 31], "model": [7, 9, 11]}},
