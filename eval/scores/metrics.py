@@ -149,8 +149,7 @@ def is_answerable(env: str, reference: str, known: frozenset[str], actions: Sequ
     known once `red apple` was seen. Deferred observations are not shown, so what they would have revealed is unknown.
     The agent itself, its inventory and the air around it are known always. The rule is about names alone: a reading
     (`10 degrees`) or a state (`is now open`) does not make a window unanswerable, and a reference without names is
-    answerable. Answerable means only that no name is new; it does not promise that the answer can be
-    derived.
+    answerable. Answerable means that no name is new, not that the answer can be derived.
 
     Checked by hand on 100 dev items of ScienceWorld, half of them answerable. The first 50 led to the exemption of the
     inventory and one known miss (`parrot egg` after `focus on egg parrot`); the other 50 matched a reader's judgement.

@@ -105,7 +105,7 @@ def _rollout(results: Row) -> tuple[str, dict[str, Any]]:
 
 
 def _agents(results: Row) -> tuple[str, dict[str, Any]]:
-    """Return final scores of 0 to 100, steps, refusals and games lost by arm, the model's own arm last in `differences`."""
+    """Return final scores of 0 to 100, steps, refusals and games lost by arm, the model's arm last in `differences`."""
     provenance = results["provenance"]
     return f"look-ahead--{provenance['model_sha256'][:8]}", {
         "split": provenance["split"],
