@@ -42,15 +42,15 @@ def contents_of(hidden_state: str) -> dict[str, str]:
 
 def first_places(episode: Episode) -> dict[str, str]:
     """Return the place of each thing at the start. Raises InputError if no hidden state was sampled."""
-    sampled = (episode.hidden_state_at(index) for index in range(len(episode.steps)))
-    hidden_state = next((state for state in sampled if state is not None), None)
+    samples = (episode.hidden_state_at(index) for index in range(len(episode.steps)))
+    hidden_state = next((state for state in samples if state is not None), None)
     if hidden_state is None:
         raise InputError(f"{episode.variation}: no hidden state")
-    first_taken: dict[str, str] = {}
+    start: dict[str, str] = {}
     for step in episode.steps:
-        if taken := _TAKEN.search(step.observation):
-            first_taken.setdefault(taken[1], taken[2])
-    return contents_of(hidden_state) | first_taken
+        if taking := _TAKEN.search(step.observation):
+            start.setdefault(taking[1], taking[2])
+    return contents_of(hidden_state) | start
 
 
 @dataclass
@@ -66,17 +66,17 @@ class Ledger:
     def read(self, step: Step) -> None:
         """Take one step into account. Refused actions change nothing."""
         text = step.observation
-        if arrived := re.match(r"You arrive at (\w+ \d+)", text):
-            self.here = arrived[1]
-        if taken := _TAKEN.search(text):
-            self.held = taken[1]
-            self.place.pop(taken[1], None)
-        if moved := _MOVED.search(text):
-            self.held, self.place[moved[1]] = None, moved[2]
-        if changed := _CHANGED.search(text):
-            verbs = self.done_to.setdefault(changed[2], set())
-            verbs.discard(_OPPOSITES.get(changed[1], ""))
-            verbs.add(changed[1])
+        if arrival := re.match(r"You arrive at (\w+ \d+)", text):
+            self.here = arrival[1]
+        if taking := _TAKEN.search(text):
+            self.held = taking[1]
+            self.place.pop(taking[1], None)
+        if move := _MOVED.search(text):
+            self.held, self.place[move[1]] = None, move[2]
+        if change := _CHANGED.search(text):
+            verbs = self.done_to.setdefault(change[2], set())
+            verbs.discard(_OPPOSITES.get(change[1], ""))
+            verbs.add(change[1])
         for state, lamp in _LIT.findall(text):
             if state == "on":
                 self.lit[lamp] = self.here  # or a place within reach of it
@@ -115,8 +115,8 @@ def sentence(goal: Goal, rng: Random) -> str:
     if goal.count == 2:
         return rng.choice((f"put two {thing} in {place}.", f"find two {thing} and put them in {place}."))
     if goal.verb is not None:
-        said = f"put a {STATES[goal.verb]} {thing} in {place}.", f"{goal.verb} some {thing} and put it in {place}."
-        return rng.choice(said)
+        wordings = f"put a {STATES[goal.verb]} {thing} in {place}.", f"{goal.verb} some {thing} and put it in {place}."
+        return rng.choice(wordings)
     return rng.choice((f"put a {thing} in {place}.", f"put some {thing} on {place}."))
 
 
@@ -125,21 +125,23 @@ def other_goals(episode: Episode, rng: Random) -> list[Goal]:
 
     What was done is the goal itself and, for each thing that was put down, that this is the goal.
     """
-    asked = parse_goal(episode.goal)
+    own = parse_goal(episode.goal)
     places = first_places(episode)
-    kinds = sorted({kind_of(thing) for thing in places} - {asked.lamp})
+    kinds = sorted({kind_of(thing) for thing in places} - {own.lamp})
     place_kinds = sorted({kind_of(name) for name in NAME.findall(episode.steps[0].observation)} - set(kinds))
-    moved = [match for step in episode.steps if (match := _MOVED.search(step.observation))]
-    done = [asked, *(Goal(kind_of(match[1]), kind_of(match[2])) for match in moved)]
-    goals = [*done[1:], *(_changed(goal, kinds, place_kinds, rng) for goal in done for _ in range(3))]
+    moves = [match for step in episode.steps if (match := _MOVED.search(step.observation))]
+    outcomes = [own, *(Goal(kind_of(match[1]), kind_of(match[2])) for match in moves)]
+    goals = [*outcomes[1:], *(_changed(goal, kinds, place_kinds, rng) for goal in outcomes for _ in range(3))]
     rng.shuffle(goals)
-    return [goal for goal in dict.fromkeys(goals) if goal != asked]
+    return [goal for goal in dict.fromkeys(goals) if goal != own]
 
 
 def _changed(goal: Goal, kinds: list[str], place_kinds: list[str], rng: Random) -> Goal:
     """Change one part of a goal."""
     if goal.lamp is not None or rng.random() < 0.5:
         return replace(goal, thing=rng.choice(kinds))
+    if goal.verb is None and rng.random() < 0.2:
+        return replace(goal, count=3 - goal.count)
     if goal.count == 1 and rng.random() < 0.5:
         verbs: list[str | None] = [None, *STATES]
         return replace(goal, verb=rng.choice([verb for verb in verbs if verb != goal.verb]))
@@ -153,8 +155,8 @@ def under(episode: Episode, goal: Goal, rng: Random) -> Episode | None:
         return None
     text = f"Your task is to: {sentence(goal, rng)}"
     first = replace(episode.steps[0], observation=episode.steps[0].observation.replace(episode.goal, text))
-    kept = [first, *episode.steps[1 : None if end is None else end + 1]]
-    steps = [replace(step, score=0, done=False) for step in kept]
+    others = episode.steps[1 : None if end is None else end + 1]
+    steps = [replace(step, score=0, done=False) for step in (first, *others)]
     if end is not None:
         steps[-1] = replace(steps[-1], score=FULL_SCORE, done=True)
     # A variation has one goal: another one makes it another variation.
@@ -165,11 +167,10 @@ def relabelled(episodes: Iterable[Episode], count: int, seed: int) -> Iterator[E
     """Yield up to `count` episodes of other goals for each, as many reached as not where there are both."""
     for episode in episodes:
         rng = Random(f"{seed}/{episode.variation}/{episode.policy}")
-        made = [other for goal in other_goals(episode, rng) if (other := under(episode, goal, rng))]
-        reached = [one for one in made if one.steps[-1].done]
-        missed = [one for one in made if not one.steps[-1].done]
-        yield from reached[: count // 2]
-        yield from missed[: count - min(len(reached), count // 2)]
+        others = [other for goal in other_goals(episode, rng) if (other := under(episode, goal, rng))]
+        wins = [other for other in others if other.steps[-1].done][: count // 2]
+        yield from wins
+        yield from [other for other in others if not other.steps[-1].done][: count - len(wins)]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -32,7 +32,7 @@ EXAMPLE = (
     "python -m lab goal-pairs --model loopwm/pretrained --episodes data/episodes/alfworld-dev-expert --out runs/goals"
 )
 
-PARTS = ("thing", "place", "state")
+PARTS = ("thing", "place", "state", "count")
 
 
 @dataclass(frozen=True)
@@ -44,27 +44,26 @@ class Pair:
     missed: Episode
 
 
-def changed_part(asked: Goal, other: Goal) -> str | None:
-    """Return the part in which two goals differ, None if they differ in several or in the count."""
-    for part, same in (
-        ("thing", replace(other, thing=asked.thing)),
-        ("place", replace(other, place=asked.place)),
-        ("state", replace(other, verb=asked.verb)),
-    ):
-        if same == asked:
-            return part
-    return None
+def changed_part(own: Goal, other: Goal) -> str | None:
+    """Return the part in which two goals differ, None if they differ in several."""
+    as_own = {
+        "thing": replace(other, thing=own.thing),
+        "place": replace(other, place=own.place),
+        "state": replace(other, verb=own.verb),
+        "count": replace(other, count=own.count),
+    }
+    return next((part for part, goal in as_own.items() if goal == own), None)
 
 
 def pairs_of(episodes: Iterable[Episode], seed: int) -> Iterator[Pair]:
     """Yield one pair an episode for each part that can be changed."""
     for episode in episodes:
-        asked = parse_goal(episode.goal)
-        if reached_at(episode, asked) != len(episode.steps) - 1:
+        own = parse_goal(episode.goal)
+        if reached_at(episode, own) != len(episode.steps) - 1:
             continue
         rng, parts = Random(f"{seed}/{episode.variation}"), set(PARTS)
         for goal in (goal for _ in range(8) for goal in other_goals(episode, rng)):
-            part = changed_part(asked, goal)
+            part = changed_part(own, goal)
             if part in parts and reached_at(episode, goal) is None and (missed := under(episode, goal, rng)):
                 parts.remove(part)
                 yield Pair(part, episode, missed)
@@ -80,24 +79,24 @@ def last_step(worlds: Worlds, episode: Episode) -> Imagined:
 
 def judge(worlds: Worlds, pairs: Iterable[Pair]) -> list[dict[str, Any]]:
     """Return for each pair whether the reached goal pays and ends, and whether the other one does."""
-    judged = []
+    rows = []
     for pair in pairs:
-        won, missed = last_step(worlds, pair.won), last_step(worlds, pair.missed)
-        judged.append(
+        win, miss = last_step(worlds, pair.won), last_step(worlds, pair.missed)
+        rows.append(
             {"part": pair.part, "game": pair.won.variation, "goal": pair.missed.goal}
-            | {"won_pays": _pays(won), "won_ends": won.ends, "missed_pays": _pays(missed), "missed_ends": missed.ends}
+            | {"won_pays": _pays(win), "won_ends": win.ends, "missed_pays": _pays(miss), "missed_ends": miss.ends}
         )
-    return judged
+    return rows
 
 
 def _pays(step: Imagined) -> bool:
     return step.reward is not None and step.reward >= WON_FROM
 
 
-def summary(judged: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+def summary(judgements: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """Return the shares, in per cent, for each part and for all."""
     by_part: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for row in judged:
+    for row in judgements:
         by_part[row["part"]].append(row)
         by_part["all"].append(row)
     return {part: _shares(by_part[part]) for part in (*PARTS, "all") if part in by_part}
@@ -133,7 +132,7 @@ def run(args: argparse.Namespace) -> None:
     pairs = list(pairs_of(recorded_episodes(args.episodes), args.seed))
     if not pairs:
         raise InputError("--episodes: must hold episodes of ALFWorld that were won, got none")
-    judged = judge(load(args.model), tqdm(pairs, unit="pair"))
-    shares = summary(judged)
-    write_json(args.out / "results.json", {"pairs": shares, "judged": judged})
+    judgements = judge(load(args.model), tqdm(pairs, unit="pair"))
+    shares = summary(judgements)
+    write_json(args.out / "results.json", {"pairs": shares, "judgements": judgements})
     print(render(shares), end="")

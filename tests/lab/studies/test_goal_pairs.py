@@ -47,11 +47,11 @@ def episodes(tmp_path_factory: pytest.TempPathFactory) -> list[Episode]:
 
 def test_pairs_differ_in_one_part_and_in_what_is_reached(episodes: list[Episode]) -> None:
     pairs = list(pairs_of(episodes, 0))
-    assert {pair.part for pair in pairs} == {"thing", "place", "state"}
+    assert {pair.part for pair in pairs} == {"thing", "place", "state", "count"}
     for pair in pairs:
-        asked, other = parse_goal(pair.won.goal), parse_goal(pair.missed.goal)
-        assert changed_part(asked, other) == pair.part
-        assert reached_at(pair.won, asked) == len(pair.won.steps) - 1
+        own, other = parse_goal(pair.won.goal), parse_goal(pair.missed.goal)
+        assert changed_part(own, other) == pair.part
+        assert reached_at(pair.won, own) == len(pair.won.steps) - 1
         assert reached_at(pair.missed, other) is None
         assert [step.action for step in pair.won.steps] == [step.action for step in pair.missed.steps]
 
@@ -66,8 +66,8 @@ def test_episodes_that_were_not_won_are_left_out(episodes: list[Episode]) -> Non
         (Goal("egg", "desk"), "thing"),
         (Goal("mug", "shelf"), "place"),
         (Goal("mug", "desk", verb="heat"), "state"),
+        (Goal("mug", "desk", count=2), "count"),
         (Goal("egg", "shelf"), None),
-        (Goal("mug", "desk", count=2), None),
     ],
 )
 def test_a_goal_that_differs_in_several_parts_is_no_pair(other: Goal, part: str | None) -> None:
