@@ -11,9 +11,10 @@ import pytest
 from data_prep.solutions import PACKED
 from lab.__main__ import main
 from lab.agents.searcher import Goal, parse_goal
-from lab.data.relabel_goals import Ledger, other_goals, reached_at, sentence, under
+from lab.data.relabel_goals import Ledger, first_places, other_goals, reached_at, sentence, under
 from lab.data.unpack import unpack
 from loopwm.records.episodes import Episode, Step, recorded_episodes, write_episodes
+from loopwm.records.errors import InputError
 
 GOALS = [
     Goal("mug", "desk"),
@@ -74,6 +75,21 @@ def test_goals_are_reached_where_the_games_ended(recorded: list[Episode]) -> Non
 )
 def test_a_goal_is_reached_by_what_is_where(goal: Goal, steps: tuple[tuple[str, str], ...], end: int | None) -> None:
     assert reached_at(played(TO_DESK, *steps), goal) == end
+
+
+def test_two_things_are_asked_for_in_one_place() -> None:
+    apart = Ledger({"mug 1": "desk 1", "mug 2": "desk 2"})
+    assert not apart.reaches(Goal("mug", "desk", count=2))
+    assert Ledger({"mug 1": "desk 2", "mug 2": "desk 2"}).reaches(Goal("mug", "desk", count=2))
+
+
+def test_first_places_are_those_before_anything_was_taken() -> None:
+    episode = played(TO_DESK, TAKE, MOVE)
+    later = "On the desk 1, you see a egg 1, and a mug 1.\nOn the shelf 1, you see a desklamp 1, and a mug 2."
+    steps = (*episode.steps[:-1], replace(episode.steps[-1], hidden_state=later))
+    assert first_places(replace(episode, hidden_state=None, steps=steps)) == first_places(episode)
+    with pytest.raises(InputError, match="no hidden state"):
+        first_places(replace(episode, hidden_state=None))
 
 
 def test_an_episode_ends_where_another_goal_is_reached() -> None:
