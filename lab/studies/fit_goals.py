@@ -1,9 +1,10 @@
 """Fit the coda and the reward heads of a finished model so that rewards follow the goal; its core stays frozen.
 
 Last steps of relabelled episodes (`python -m lab relabel-goals`) say what pays under which goal. From whole histories a
-model that never had to read its goal does not find out; from goal and action alone it does within minutes, so the first
-part of the fit shows these only. All else is distilled from the model as it was: texts, acceptance, rewards before the
-last step and those of other episodes (knowledge distillation, Hinton et al., 2015).
+model that never had to read its goal does not find out; from goal and action alone it does within minutes. So the fit
+is a curriculum (Bengio et al., 2009): the rows of each of `STAGES` show more of what was seen. All else is distilled
+from the model as it was: texts, acceptance, rewards before the last step and those of other episodes (knowledge
+distillation, Hinton et al., 2015).
 
 Shape suffixes: B rows, L positions, D width, P chosen positions, V vocabulary.
 """
@@ -24,7 +25,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
-from lab.agents.searcher import parse_goal
+from lab.agents.searcher import NAME, parse_goal
 from loopwm.core.block import AttentionInputs, causal_attention, rotary_angles
 from loopwm.records.command import above_zero, positive
 from loopwm.records.episodes import Episode, recorded_episodes
@@ -42,9 +43,29 @@ EXAMPLE = (
     "--kept data/episodes/scienceworld-gold --out runs/goals"
 )
 
+
+@dataclass(frozen=True)
+class Stage:
+    """Part of an episode that rows show.
+
+    places: of the first observation, None for all, 0 for no observation. steps: the last ones. updates: of the fit.
+    """
+
+    places: int | None
+    steps: int
+    updates: int
+
+
+STAGES = (
+    Stage(0, 1, 3000),
+    *(Stage(places, 1, 300) for places in (1, 2, 4, 8)),
+    *(Stage(None, steps, 300) for steps in (1, 2, 3, 4, 6, 8, 99)),
+)
+ALL_GOALS_FROM = 6
+"""Steps that a row must show before its goal may ask for two things, a changed one or one under a lamp."""
+EARLIER_SHARE = 0.35
+"""Share of batches of the stages before."""
 ROOM = "You are in the middle of a room."
-STEPS_SHOWN = (1, 2, 3, 4, 6, 8, 12, 99)
-"""Last steps of an episode that a row shows, drawn for each: short rows make the fit fast, whole ones make it last."""
 LONGEST = 700
 ROWS = 12
 TEXT_POSITIONS, SLOTS = 160, 64
@@ -89,21 +110,25 @@ def decided_by_the_action(episode: Episode) -> bool:
     return goal.verb is None and goal.lamp is None and goal.count == 1
 
 
-def bare_text(model: WorldModel, episode: Episode) -> str:
-    """Render goal and last action, without anything that was seen."""
-    return render_context(Context(episode.goal, ROOM), model.slots) + _last_step(model, episode)
-
-
-def shown_text(model: WorldModel, rng: Random, episode: Episode) -> str:
-    """Render goal, first observation and some last steps, the last one without its observation."""
+def shown_text(model: WorldModel, stage: Stage, rng: Random, episode: Episode) -> str:
+    """Render what a stage shows of an episode, the last step without its observation."""
     first, *steps = episode.steps
-    history = tuple(Transition(step.action or "", step.observation) for step in steps[-rng.choice(STEPS_SHOWN) : -1])
-    context, _ = model.fit(Context(episode.goal, first.observation, history))
-    return render_context(context, model.slots) + _last_step(model, episode)
+    history = tuple(Transition(step.action or "", step.observation) for step in steps[-stage.steps : -1])
+    observation = first.observation if stage.places is None else fewer_places(episode, stage.places, rng)
+    context, _ = model.fit(Context(episode.goal, observation, history))
+    return render_context(context, model.slots) + render_step(steps[-1].action or "", model.slots)
 
 
-def _last_step(model: WorldModel, episode: Episode) -> str:
-    return render_step(episode.steps[-1].action or "", model.slots)
+def fewer_places(episode: Episode, count: int, rng: Random) -> str:
+    """Return the first observation with `count` places, that of the last action among them; for 0 without goal, too."""
+    if count == 0:
+        return ROOM
+    head, seen, after = episode.steps[0].observation.partition("you see")
+    listing, task, goal = after.partition("Your task")
+    places, last = NAME.findall(listing), NAME.findall(episode.steps[-1].action or "")
+    others = [place for place in places if place not in last]
+    names = {*last, *rng.sample(others, min(len(others), count - 1))}
+    return f"{head}{seen} " + ", ".join(f"a {place}" for place in places if place in names) + f".\n\n{task}{goal}"
 
 
 @torch.inference_mode()
@@ -117,8 +142,8 @@ def read_rows(model: WorldModel, episodes: Sequence[Episode], text: Callable[[Ep
         state_BLD = model.model.model(pad_sequence([ids[i] for i in places], batch_first=True), use_cache=False).state
         for i, state_LD in zip(places, state_BLD, strict=True):
             *_, before, last = episodes[i].steps
-            kept = state_LD[: len(ids[i])].half()
-            rows.append(Row(ids[i], kept.clone(), round(last.score - before.score), last.done))
+            state = state_LD[: len(ids[i])].half().clone()
+            rows.append(Row(ids[i], state, round(last.score - before.score), last.done))
     return rows
 
 
@@ -204,18 +229,24 @@ def _reward_distance(reader: Reader, teacher: Reader, latent: Tensor, was: Tenso
 
 
 def fit(
-    reader: Reader, teacher: Reader, goals: Sequence[Row], kept: Sequence[Row], updates: int, rate: float, rng: Random
+    reader: Reader,
+    teacher: Reader,
+    stages: Sequence[Sequence[Row]],
+    same: Sequence[Row],
+    updates: int,
+    rate: float,
+    rng: Random,
 ) -> None:
-    """Fit by AdamW; every third batch is of `kept`. The rate falls linearly to zero over the second half."""
-    slot_id = int(goals[0].ids[-1])  # a row ends with its slot
+    """Fit by AdamW to the last of the stages and some of those before; every eighth batch is of `same`."""  # fmt: skip
+    slot_id = int(stages[0][0].ids[-1])  # a row ends with its slot
     parameters = reader.fitted()
     optimizer = torch.optim.AdamW(parameters, betas=(0.9, 0.95))
     for update in tqdm(range(updates), unit="step"):
-        optimizer.param_groups[0]["lr"] = rate * min(1.0, (update + 1) / 50, 2 * (1 - update / updates))
-        keep = bool(kept) and update % 3 == 2
-        batch = Batch.of(_neighbours(kept if keep else goals, rng))
-        loss = batch_loss(reader, teacher, batch, slot_id, keep)
-        gradients = torch.autograd.grad(loss, parameters)
+        optimizer.param_groups[0]["lr"] = rate * min(1.0, (update + 1) / 50)
+        keep = bool(same) and update % 8 == 7
+        goals = rng.choice(stages) if rng.random() < EARLIER_SHARE else stages[-1]
+        batch = Batch.of(_neighbours(same if keep else goals, rng))
+        gradients = torch.autograd.grad(batch_loss(reader, teacher, batch, slot_id, keep), parameters)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
         nn.utils.clip_grad_norm_(parameters, 1.0)
@@ -233,10 +264,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, required=True, help="checkpoint folder")
     parser.add_argument("--goals", type=Path, nargs="+", required=True, help="episodes of ALFWorld, also relabelled")
     parser.add_argument("--kept", type=Path, nargs="+", default=[], help="episodes whose rewards stay as they are")
-    parser.add_argument("--rows", type=positive, default=4400, help="episodes of --goals to fit on (default: 4400)")
-    parser.add_argument("--kept-rows", type=positive, default=500, help="episodes of --kept (default: 500)")
-    parser.add_argument("--bare-steps", type=positive, default=3000, help="updates on goal and action alone")
-    parser.add_argument("--steps", type=positive, default=1500, help="updates on rows of any length after that")
+    parser.add_argument("--rows", type=positive, default=2400, help="episodes of a stage (default: %(default)s)")
     parser.add_argument("--rate", type=above_zero, default=1e-3, help="learning rate (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True, help="folder of the new checkpoint; must not exist")
@@ -249,14 +277,15 @@ def run(args: argparse.Namespace) -> None:
     model, tokenizer = load_checkpoint(args.model)
     world_model, rng = WorldModel(model, tokenizer), Random(args.seed)
     torch.manual_seed(args.seed)
-    goals = balanced(recorded_episodes(args.goals), args.rows, rng)
-    bare = balanced([one for one in goals if decided_by_the_action(one)], args.rows, rng)
-    kept = [cut(one, rng) for one in _sample(recorded_episodes(args.kept), args.kept_rows, rng)]
-    reader, teacher = Reader(model), Reader(deepcopy(model))
-    bare_rows = read_rows(world_model, bare, partial(bare_text, world_model))
-    rows, kept_rows = (read_rows(world_model, part, partial(shown_text, world_model, rng)) for part in (goals, kept))
-    fit(reader, teacher, bare_rows, kept_rows, args.bare_steps, args.rate, rng)
-    fit(reader, teacher, rows, kept_rows, args.steps, args.rate, rng)
+    episodes, others = recorded_episodes(args.goals), recorded_episodes(args.kept)
+    same = [cut(one, rng) for one in _sample(others, args.rows // 4, rng)]
+    same_rows = read_rows(world_model, same, partial(shown_text, world_model, Stage(None, 4, 0), rng))
+    reader, teacher, stages = Reader(model), Reader(deepcopy(model)), list[list[Row]]()
+    for stage in STAGES:
+        fitting = [one for one in episodes if stage.steps >= ALL_GOALS_FROM or decided_by_the_action(one)]
+        chosen = balanced(fitting, args.rows, rng)
+        stages.append(read_rows(world_model, chosen, partial(shown_text, world_model, stage, rng)))
+        fit(reader, teacher, stages, same_rows, stage.updates, args.rate, rng)
     export_model(model, tokenizer, args.out, TrainingEpisodes.load(args.model))
 
 

@@ -13,7 +13,16 @@ import torch
 
 from lab.__main__ import main
 from lab.studies import fit_goals
-from lab.studies.fit_goals import Batch, Reader, balanced, bare_text, batch_loss, decided_by_the_action, read_rows
+from lab.studies.fit_goals import (
+    Batch,
+    Reader,
+    Stage,
+    balanced,
+    batch_loss,
+    decided_by_the_action,
+    read_rows,
+    shown_text,
+)
 from loopwm.records.episodes import Episode, Step, write_episodes
 from loopwm.records.template import Context, Transition
 from loopwm.text.model.checkpoint import load_checkpoint
@@ -32,6 +41,7 @@ def episode(wanted: str, thing: str, wording: str = "put a {} in desk.") -> Epis
     return Episode("alfworld", "any", f"{wanted}/{thing}", "train", "expert", goal, (first, take, move))
 
 
+BARE = Stage(0, 1, 200)
 EPISODES = [episode(wanted, thing) for wanted in THINGS for thing in THINGS]
 
 
@@ -41,10 +51,9 @@ def model(tokenizer) -> WorldModel:
 
 
 @pytest.mark.parametrize("steps", [1, 2, 99])
-def test_a_row_is_what_a_world_sees_after_the_last_action(model, monkeypatch, steps) -> None:
-    monkeypatch.setattr(fit_goals, "STEPS_SHOWN", (steps,))
+def test_a_row_is_what_a_world_sees_after_the_last_action(model, steps) -> None:
     first, take, move = EPISODES[0].steps
-    (row,) = read_rows(model, EPISODES[:1], partial(fit_goals.shown_text, model, Random(0)))
+    (row,) = read_rows(model, EPISODES[:1], partial(shown_text, model, Stage(None, steps, 0), Random(0)))
     batch = Batch.of([row])
     history = (Transition(take.action, take.observation),) if steps > 1 else ()
     world = model.advance(model.encode([Context(EPISODES[0].goal, first.observation, history)]), [move.action])
@@ -53,7 +62,7 @@ def test_a_row_is_what_a_world_sees_after_the_last_action(model, monkeypatch, st
 
 
 def test_padding_changes_nothing(model) -> None:
-    rows = read_rows(model, [EPISODES[0], EPISODES[-1]], partial(bare_text, model))
+    rows = read_rows(model, [EPISODES[0], EPISODES[-1]], partial(shown_text, model, BARE, Random(0)))
     reader, together = Reader(model.model), Batch.of(rows)
     for i, row in enumerate(rows):
         alone = Batch.of([row])
@@ -62,7 +71,7 @@ def test_padding_changes_nothing(model) -> None:
 
 
 def test_texts_are_those_of_the_model(model) -> None:
-    rows = read_rows(model, EPISODES[:2], partial(bare_text, model))
+    rows = read_rows(model, EPISODES[:2], partial(shown_text, model, BARE, Random(0)))
     reader, batch = Reader(model.model), Batch.of(rows)
     chosen = torch.tensor([[0, 3], [1, 5]])
     ours = reader.log_probabilities(batch, reader.latent(batch), chosen)
@@ -72,7 +81,7 @@ def test_texts_are_those_of_the_model(model) -> None:
 
 def test_a_model_that_has_not_changed_is_held_to_nothing(model, monkeypatch) -> None:
     """The distance from what it was is zero, so that only the entropy of what it says of ends and actions is left."""
-    rows = read_rows(model, EPISODES[:4], partial(bare_text, model))
+    rows = read_rows(model, EPISODES[:4], partial(shown_text, model, BARE, Random(0)))
     reader = Reader(model.model)
     teacher, batch = Reader(deepcopy(model.model)), Batch.of(rows)
     same = batch_loss(reader, teacher, batch, int(rows[0].ids[-1]), keep=True)
@@ -97,6 +106,16 @@ def test_what_a_goal_decides_by_the_action_alone() -> None:
     assert [decided_by_the_action(one) for one in worded] == [True, True, False, False, False]
 
 
+def test_stages_show_some_places_and_the_one_that_counts() -> None:
+    one = episode("mug", "mug")
+    room = f"In a room, you see a desk 1, a shelf 1, a safe 1, and a bed 1.\n\n{one.goal}"
+    one = replace(one, steps=(replace(one.steps[0], observation=room), *one.steps[1:]))
+    assert fit_goals.fewer_places(one, 1, Random(0)) == f"In a room, you see a desk 1.\n\n{one.goal}"
+    assert fit_goals.fewer_places(one, 3, Random(0)).count(" 1") == 3
+    assert fit_goals.fewer_places(one, 9, Random(0)).count(" 1") == 4
+    assert fit_goals.fewer_places(one, 0, Random(0)) == fit_goals.ROOM
+
+
 def test_rows_are_balanced() -> None:
     chosen = balanced(EPISODES * 2, 6, Random(0))
     assert [one.steps[-1].done for one in chosen] == [True] * 3 + [False] * 3
@@ -104,13 +123,14 @@ def test_rows_are_balanced() -> None:
 
 
 def test_the_command_fits_rewards_and_changes_the_coda_and_their_heads_only(model, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(fit_goals, "STAGES", (BARE, Stage(1, 1, 2), Stage(None, 99, 2)))
     monkeypatch.setattr(fit_goals, "TEXT_WEIGHT", 0.0)  # a random model's texts say nothing
     save_checkpoint(tmp_path / "model", model.model.bfloat16())
     write_episodes(tmp_path / "goals.jsonl", EPISODES)
     lookers = [replace(one, env="scienceworld", steps=one.steps[:2]) for one in EPISODES[:3]]
     write_episodes(tmp_path / "kept.jsonl", lookers)
     given = ["--model", str(tmp_path / "model"), "--goals", str(tmp_path / "goals.jsonl")]
-    given += ["--kept", str(tmp_path / "kept.jsonl"), "--bare-steps", "200", "--steps", "1", "--rate", "0.01"]
+    given += ["--kept", str(tmp_path / "kept.jsonl"), "--rate", "0.01"]
     assert main(["fit-goals", *given, "--out", str(tmp_path / "out")]) == 0
     old, new = (load_checkpoint(tmp_path / name)[0] for name in ("model", "out"))
     after = new.state_dict()
