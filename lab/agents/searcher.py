@@ -23,6 +23,9 @@ _PUT = re.compile(
     r"|put (?:an?|some) (?P<plain>\w+)) (?:in|on) (?P<place>\w+)\."
 )
 NAME = re.compile(r"[a-z]+ \d+")
+TAKEN = re.compile(r"You pick up the (\w+ \d+) from the (\w+ \d+)")
+MOVED = re.compile(r"You move the (\w+ \d+) to the (\w+ \d+)")
+CHANGED = re.compile(r"You (heat|cool|clean) the (\w+ \d+) using")
 SHOWN = re.compile(r"(?:On the|The) (\w+ \d+)(?: is open\. In it)?, you see (.*?)\.")
 
 
@@ -81,14 +84,14 @@ class Known:
         self.closed.update(re.findall(r"The (\w+ \d+) is closed", text))
         self.closed.difference_update(re.findall(r"You open the (\w+ \d+)", text))
         self.contents |= {place: NAME.findall(things) for place, things in SHOWN.findall(text)}
-        if taken := re.match(r"You pick up the (\w+ \d+) from the (\w+ \d+)", text):
+        if taken := TAKEN.match(text):
             self.held = taken[1]
             self.contents[taken[2]] = [name for name in self.contents.get(taken[2], []) if name != taken[1]]
-        if moved := re.match(r"You move the (\w+ \d+) to the (\w+ \d+)", text):
+        if moved := MOVED.match(text):
             self.held = None
             self.contents.setdefault(moved[2], []).append(moved[1])
-        if changed := re.match(r"You (?:heat|cool|clean) the (\w+ \d+) using", text):
-            self.changed.add(changed[1])
+        if changed := CHANGED.match(text):
+            self.changed.add(changed[2])
 
     def find(self, kind: str, barred: str | None = None) -> tuple[str, str] | None:
         """Return a thing of a kind and its place, which is of another kind than `barred`; None if none was seen."""

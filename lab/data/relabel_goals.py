@@ -18,7 +18,7 @@ from random import Random
 from tqdm import tqdm
 
 from lab.agents.agents import FULL_SCORE
-from lab.agents.searcher import NAME, Goal, kind_of, parse_goal
+from lab.agents.searcher import CHANGED, MOVED, NAME, TAKEN, Goal, kind_of, parse_goal
 from loopwm.records.command import positive
 from loopwm.records.episodes import Episode, Step, recorded_episodes, write_episodes
 from loopwm.records.errors import InputError
@@ -29,9 +29,6 @@ POLICY = "other-goal"
 STATES = {"clean": "clean", "heat": "hot", "cool": "cool"}
 _OPPOSITES = {"heat": "cool", "cool": "heat"}
 _CONTENTS = re.compile(r"(?:On the|The) (\w+ \d+)(?: is (?:open|closed)\. In it)?, you see (.*?)\.(?:\n|$| )")
-_TAKEN = re.compile(r"You pick up the (\w+ \d+) from the (\w+ \d+)")
-_MOVED = re.compile(r"You move the (\w+ \d+) to the (\w+ \d+)")
-_CHANGED = re.compile(r"You (heat|cool|clean) the (\w+ \d+) using")
 _LIT = re.compile(r"You turn (on|off) the (\w+ \d+)")
 
 
@@ -48,7 +45,7 @@ def first_places(episode: Episode) -> dict[str, str]:
         raise InputError(f"{episode.variation}: no hidden state")
     start: dict[str, str] = {}
     for step in episode.steps:
-        if taking := _TAKEN.search(step.observation):
+        if taking := TAKEN.search(step.observation):
             start.setdefault(taking[1], taking[2])
     return contents_of(hidden_state) | start
 
@@ -68,12 +65,12 @@ class Ledger:
         text = step.observation
         if arrival := re.match(r"You arrive at (\w+ \d+)", text):
             self.here = arrival[1]
-        if taking := _TAKEN.search(text):
+        if taking := TAKEN.search(text):
             self.held = taking[1]
             self.place.pop(taking[1], None)
-        if move := _MOVED.search(text):
+        if move := MOVED.search(text):
             self.held, self.place[move[1]] = None, move[2]
-        if change := _CHANGED.search(text):
+        if change := CHANGED.search(text):
             verbs = self.done_to.setdefault(change[2], set())
             verbs.discard(_OPPOSITES.get(change[1], ""))
             verbs.add(change[1])
@@ -129,7 +126,7 @@ def other_goals(episode: Episode, rng: Random) -> list[Goal]:
     places = first_places(episode)
     kinds = sorted({kind_of(thing) for thing in places} - {own.lamp})
     place_kinds = sorted({kind_of(name) for name in NAME.findall(episode.steps[0].observation)} - set(kinds))
-    moves = [match for step in episode.steps if (match := _MOVED.search(step.observation))]
+    moves = [match for step in episode.steps if (match := MOVED.search(step.observation))]
     outcomes = [own, *(Goal(kind_of(match[1]), kind_of(match[2])) for match in moves)]
     goals = [*outcomes[1:], *(_changed(goal, kinds, place_kinds, rng) for goal in outcomes for _ in range(3))]
     rng.shuffle(goals)

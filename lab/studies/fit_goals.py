@@ -184,7 +184,7 @@ class Reader(nn.Module):
 
 
 def batch_loss(reader: Reader, teacher: Reader, batch: Batch, slot_id: int, keep: bool) -> Tensor:
-    """Return the loss of a batch. keep: also hold the last step's reward to what it was."""
+    """Return the loss of a batch. keep: of rows whose reward stays as it was."""
     latent_BLD = reader.latent(batch)
     with torch.no_grad():
         was_BLD = teacher.latent(batch)
@@ -237,7 +237,7 @@ def fit(
     rate: float,
     rng: Random,
 ) -> None:
-    """Fit by AdamW to the last of the stages and some of those before; every eighth batch is of `same`."""  # fmt: skip
+    """Fit by AdamW to the last of the stages and some of those before; every eighth batch is of `same`."""
     slot_id = int(stages[0][0].ids[-1])  # a row ends with its slot
     parameters = reader.fitted()
     optimizer = torch.optim.AdamW(parameters, betas=(0.9, 0.95))

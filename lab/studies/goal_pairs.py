@@ -1,8 +1,8 @@
 """Measure whether a model's rewards depend on the goal: the same steps, under the goal they reach and under others.
 
-Episodes of ALFWorld that were won are relabelled (`lab/data/relabel_goals.py`) with goals of another thing, another
-place or another state of the thing that their steps never reach. The model imagines the last step under each: the
-reached goal should pay and end the episode, the others should not.
+Episodes of ALFWorld that were won are relabelled (`lab/data/relabel_goals.py`) with goals of another thing,
+place, state or count of things that their steps never reach. The model imagines the last step under each: the reached
+goal should pay and end the episode, the others should not.
 """
 
 from __future__ import annotations
