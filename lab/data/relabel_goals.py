@@ -1,9 +1,12 @@
-"""Relabel ALFWorld's episodes with other goals (hindsight experience replay, Andrychowicz et al., 2017).
+"""Relabel episodes with other goals (hindsight experience replay, Andrychowicz et al., 2017).
 
-In recorded episodes the first thing that is put where things are put nearly always reaches the goal, so a model can
-learn that it pays whatever the goal says. Observations do not depend on the goal, and whether one is reached follows
-from what is where: `Ledger` keeps that by the simulator's rules. A goal that is reached earlier ends the episode there;
-one that is never reached leaves its score at 0.
+ALFWorld: in recorded episodes the first thing that is put where things are put nearly always reaches the goal, so a
+model can learn that it pays whatever the goal says. Observations do not depend on the goal, and whether one is reached
+follows from what is where: `Ledger` keeps that by the simulator's rules. A goal that is reached earlier ends the
+episode there; one that is never reached leaves its score at 0.
+
+ScienceWorld: solutions end at the right one of two boxes that the goal names. With the boxes exchanged in the goal it
+is the wrong one, which loses the game in the simulator, too: 723 of 725 plays of the wrong box did.
 """
 
 from __future__ import annotations
@@ -29,6 +32,10 @@ POLICY = "other-goal"
 STATES = {"clean": "clean", "heat": "hot", "cool": "cool"}
 _OPPOSITES = {"heat": "cool", "cool": "heat"}
 _CONTENTS = re.compile(r"(?:On the|The) (\w+ \d+)(?: is (?:open|closed)\. In it)?, you see (.*?)\.(?:\n|$| )")
+_BOX = re.compile(r"\b(\w+) box\b")
+LOST = -FULL_SCORE
+"""Score of a game of ScienceWorld that is lost."""
+
 _LIT = re.compile(r"You turn (on|off) the (\w+ \d+)")
 
 
@@ -160,9 +167,28 @@ def under(episode: Episode, goal: Goal, rng: Random) -> Episode | None:
     return replace(episode, goal=text, variation=f"{episode.variation}/{text}", policy=POLICY, steps=tuple(steps))
 
 
+def exchanged(episode: Episode) -> Episode | None:
+    """Return the episode with the boxes of its goal exchanged, None if it does not end at the right one of two."""
+    colours = list(dict.fromkeys(_BOX.findall(episode.goal)))
+    last = episode.steps[-1]
+    if len(colours) != 2 or last.score != FULL_SCORE or not _BOX.search(last.action or ""):
+        return None
+    other = dict(zip(colours, reversed(colours), strict=True))
+    goal = _BOX.sub(lambda box: f"{other[box[1]]} box", episode.goal)
+    first = replace(episode.steps[0], observation=episode.steps[0].observation.replace(episode.goal, goal))
+    steps = (first, *episode.steps[1:-1], replace(last, score=LOST))
+    return replace(episode, goal=goal, variation=f"{episode.variation}/exchanged", policy=POLICY, steps=steps)
+
+
 def relabelled(episodes: Iterable[Episode], count: int, seed: int) -> Iterator[Episode]:
-    """Yield up to `count` episodes of other goals for each, as many reached as not where there are both."""
+    """Yield up to `count` episodes of other goals for each, as many reached as not where there are both.
+
+    ScienceWorld: at most one each, of exchanged boxes.
+    """
     for episode in episodes:
+        if episode.env == "scienceworld":
+            yield from filter(None, [exchanged(episode)])
+            continue
         rng = Random(f"{seed}/{episode.variation}/{episode.policy}")
         others = [other for goal in other_goals(episode, rng) if (other := under(episode, goal, rng))]
         wins = [other for other in others if other.steps[-1].done][: count // 2]
@@ -171,8 +197,8 @@ def relabelled(episodes: Iterable[Episode], count: int, seed: int) -> Iterator[E
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--episodes", type=Path, nargs="+", required=True, metavar="FILE", help="of ALFWorld")
-    parser.add_argument("--count", type=positive, default=4, help="goals an episode (default: %(default)s)")
+    parser.add_argument("--episodes", type=Path, nargs="+", required=True, metavar="FILE", help="of both worlds")
+    parser.add_argument("--count", type=positive, default=4, help="goals of ALFWorld (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True, help="folder of the new episodes")
 
@@ -180,7 +206,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Write the episodes. Raises InputError for episodes of other environments or without hidden states."""
     episodes = recorded_episodes(args.episodes)
-    if foreign := next((one.env for one in episodes if one.env != "alfworld"), None):
-        raise InputError(f"--episodes: must be of alfworld, got {foreign}")
+    if foreign := next((one.env for one in episodes if one.env not in ("alfworld", "scienceworld")), None):
+        raise InputError(f"--episodes: must be of alfworld or scienceworld, got {foreign}")
     args.out.mkdir(parents=True, exist_ok=True)
     write_episodes(args.out / "relabelled.jsonl.xz", relabelled(tqdm(episodes, unit="episode"), args.count, args.seed))

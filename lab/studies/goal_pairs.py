@@ -1,8 +1,8 @@
 """Measure whether a model's rewards depend on the goal: the same steps, under the goal they reach and under others.
 
-Episodes of ALFWorld that were won are relabelled (`lab/data/relabel_goals.py`) with goals of another thing,
-place, state or count of things that their steps never reach. The model imagines the last step under each: the reached
-goal should pay and end the episode, the others should not.
+Episodes that were won are relabelled (`lab/data/relabel_goals.py`). ALFWorld: with goals of another thing, place, state
+or count of things that their steps never reach. ScienceWorld: with the goal's two boxes exchanged, so that the last
+step answers wrongly. The model imagines the last step under each: the reached goal should pay, the others should not.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from typing import Any
 from tqdm import tqdm
 
 from eval.scores.tables import table
-from lab.agents.play import WON_FROM
 from lab.agents.searcher import Goal, parse_goal
-from lab.data.relabel_goals import other_goals, reached_at, under
+from lab.data.relabel_goals import exchanged, other_goals, reached_at, under
 from loopwm import load
 from loopwm.records.episodes import Episode, recorded_episodes
 from loopwm.records.errors import InputError
@@ -29,10 +28,11 @@ from loopwm.records.template import Context, Transition
 from loopwm.worlds.protocol import Imagined, Worlds
 
 EXAMPLE = (
-    "python -m lab goal-pairs --model loopwm/pretrained --episodes data/episodes/alfworld-dev-expert --out runs/goals"
+    "python -m lab goal-pairs --model loopwm/pretrained --episodes data/episodes/alfworld-dev-expert "
+    "data/episodes/scienceworld-dev-gold --out runs/goals"
 )
 
-PARTS = ("thing", "place", "state", "count")
+PARTS = ("thing", "place", "state", "count", "box")
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,9 @@ def changed_part(own: Goal, other: Goal) -> str | None:
 def pairs_of(episodes: Iterable[Episode], seed: int) -> Iterator[Pair]:
     """Yield one pair an episode for each part that can be changed."""
     for episode in episodes:
+        if episode.env == "scienceworld":
+            yield from (Pair("box", episode, missed) for missed in filter(None, [exchanged(episode)]))
+            continue
         own = parse_goal(episode.goal)
         if reached_at(episode, own) != len(episode.steps) - 1:
             continue
@@ -90,7 +93,7 @@ def judge(worlds: Worlds, pairs: Iterable[Pair]) -> list[dict[str, Any]]:
 
 
 def _pays(step: Imagined) -> bool:
-    return step.reward is not None and step.reward >= WON_FROM
+    return step.reward is not None and step.reward > 0
 
 
 def summary(judgements: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
@@ -122,7 +125,7 @@ def render(shares: Mapping[str, Mapping[str, float]]) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, required=True, help="checkpoint folder")
-    parser.add_argument("--episodes", type=Path, nargs="+", required=True, metavar="FILE", help="of ALFWorld")
+    parser.add_argument("--episodes", type=Path, nargs="+", required=True, metavar="FILE", help="of both worlds")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
 
@@ -131,7 +134,7 @@ def run(args: argparse.Namespace) -> None:
     """Judge the pairs. Raises InputError if no episode was won."""
     pairs = list(pairs_of(recorded_episodes(args.episodes), args.seed))
     if not pairs:
-        raise InputError("--episodes: must hold episodes of ALFWorld that were won, got none")
+        raise InputError("--episodes: must hold episodes that were won and can be relabelled, got none")
     judgements = judge(load(args.model), tqdm(pairs, unit="pair"))
     shares = summary(judgements)
     write_json(args.out / "results.json", {"pairs": shares, "judgements": judgements})

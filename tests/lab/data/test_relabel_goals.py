@@ -11,7 +11,7 @@ import pytest
 from data_prep.solutions import PACKED
 from lab.__main__ import main
 from lab.agents.searcher import Goal, parse_goal
-from lab.data.relabel_goals import Ledger, first_places, other_goals, reached_at, sentence, under
+from lab.data.relabel_goals import Ledger, exchanged, first_places, other_goals, reached_at, sentence, under
 from lab.data.unpack import unpack
 from loopwm.records.episodes import Episode, Step, recorded_episodes, write_episodes
 from loopwm.records.errors import InputError
@@ -143,7 +143,47 @@ def test_the_command_writes_episodes_that_pay_and_others(tmp_path: Path, recorde
         assert end == (len(one.steps) - 1 if one.steps[-1].done else None)
 
 
+def ends_at(
+    action: str, score: float, goal: str = "If it melts, use the red box. If not, use the blue box."
+) -> Episode:
+    """An episode of ScienceWorld."""
+    steps = (
+        Step(None, "A room.", 0, False),
+        Step("look around", "A room.", 50, False),
+        Step(action, "Done.", score, True),
+    )
+    return Episode("scienceworld", "melt", 3, "train", "gold", goal, steps)
+
+
+def test_exchanged_boxes_lose_what_was_won() -> None:
+    other = exchanged(ends_at("focus on red box", 100))
+    assert other is not None
+    assert other.goal == "If it melts, use the blue box. If not, use the red box."
+    assert other.steps[-1] == Step("focus on red box", "Done.", -100, True)
+    assert (other.policy, other.steps[:-1]) == ("other-goal", ends_at("focus on red box", 100).steps[:-1])
+    assert other.variation != 3
+
+
+@pytest.mark.parametrize(
+    "episode",
+    [
+        ends_at("focus on red box", -100),
+        ends_at("focus on thermometer", 100),
+        ends_at("move it to red box", 100, "Move it to the red box."),
+    ],
+)
+def test_boxes_are_exchanged_where_the_right_one_of_two_ends_the_game(episode: Episode) -> None:
+    assert exchanged(episode) is None
+
+
+def test_the_command_takes_both_worlds(tmp_path: Path, recorded: list[Episode]) -> None:
+    write_episodes(tmp_path / "in.jsonl", [*recorded[:2], ends_at("focus on red box", 100), ends_at("wait", 100)])
+    assert main(["relabel-goals", "--episodes", str(tmp_path / "in.jsonl"), "--out", str(tmp_path / "out")]) == 0
+    made = [one.env for one in recorded_episodes([tmp_path / "out"])]
+    assert made.count("scienceworld") == 1 < made.count("alfworld")
+
+
 def test_episodes_of_other_worlds_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_episodes(tmp_path / "in.jsonl", [replace(played(TO_DESK, TAKE), env="scienceworld")])
+    write_episodes(tmp_path / "in.jsonl", [replace(played(TO_DESK, TAKE), env="textworld")])
     assert main(["relabel-goals", "--episodes", str(tmp_path / "in.jsonl"), "--out", str(tmp_path / "out")]) == 2
-    assert "must be of alfworld, got scienceworld" in capsys.readouterr().err
+    assert "must be of alfworld or scienceworld, got textworld" in capsys.readouterr().err

@@ -17,7 +17,7 @@ from lab.data.relabel_goals import reached_at
 from lab.data.unpack import unpack
 from lab.studies import goal_pairs
 from lab.studies.goal_pairs import changed_part, judge, pairs_of, summary
-from loopwm.records.episodes import Episode, recorded_episodes, write_episodes
+from loopwm.records.episodes import Episode, Step, recorded_episodes, write_episodes
 from loopwm.records.template import Context
 from loopwm.worlds.protocol import Imagined, Worlds
 
@@ -58,6 +58,19 @@ def test_pairs_differ_in_one_part_and_in_what_is_reached(episodes: list[Episode]
 
 def test_episodes_that_were_not_won_are_left_out(episodes: list[Episode]) -> None:
     assert list(pairs_of([replace(one, steps=one.steps[:-1]) for one in episodes], 0)) == []
+
+
+def test_boxes_of_scienceworld_are_exchanged() -> None:
+    goal = "If it melts, focus on the red box. If not, focus on the blue box."
+    steps = (
+        Step(None, "A room.", 0, False),
+        Step("wait", "Ok.", 75, False),
+        Step("focus on red box", "Ok.", 100, True),
+    )
+    episode = Episode("scienceworld", "melt", 3, "dev", "gold", goal, steps)
+    (pair,) = pairs_of([episode, replace(episode, steps=steps[:2])], 0)
+    assert (pair.part, pair.won) == ("box", episode)
+    assert pair.missed.goal == "If it melts, focus on the blue box. If not, focus on the red box."
 
 
 @pytest.mark.parametrize(

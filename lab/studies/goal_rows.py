@@ -1,0 +1,199 @@
+"""Rows for `lab fit-goals`: what is shown of an episode, what each of its actions pays, and facts that decide it.
+
+Shape suffixes: L positions, D width, S slots, F facts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from random import Random
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from lab.agents.searcher import MOVED, NAME, kind_of, parse_goal
+from lab.data.relabel_goals import STATES, Ledger, first_places
+from loopwm.records.episodes import Episode, Step
+from loopwm.records.template import Context, Transition, render_context, render_step
+from loopwm.text.model.heads import MOST_POINTS
+from loopwm.text.world import WorldModel
+
+ROOM = "You are in the middle of a room."
+LONGEST = 700
+"""Most tokens of a row; the fit takes time with their number."""
+
+AHEAD_SHARE, MOST_AHEAD = 0.35, 6
+"""Share of rows whose last actions, up to so many, are shown without their answers, as they are in imagination."""
+
+KINDS = 140
+"""Kinds of things and places that are told apart, one of them for none."""
+
+FACTS = (KINDS, KINDS, 1 + len(STATES), 2, 2, KINDS, KINDS, KINDS, 2, 2, 2, 3)
+"""Values of each fact: the goal's thing, its place or lamp, its state, whether it names a lamp and two things; what was
+moved, where to, what is held; whether that was cleaned, heated and cooled; how many things are where the goal wants."""
+
+MOVED_FACT = 5
+"""Index of what was moved."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Part of an episode that rows show.
+
+    places: of the first observation, None for all, 0 for neither places nor the goal there. steps: the last ones.
+    """
+
+    places: int | None
+    steps: int
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A prompt up to an action without its answer.
+
+    points, ends: (S,) of its last S actions. facts: (S, F), None where they are not known.
+    """
+
+    text: str
+    points: Tensor
+    ends: Tensor
+    facts: Tensor | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A prompt after the frozen core. ids: (L,); state: (L, D) h^(T); before: (L, D) the latent before the fit.
+
+    slots: (S,) positions of the last S actions' slots. Else as of `Shown`.
+    """
+
+    ids: Tensor
+    state: Tensor
+    before: Tensor
+    slots: Tensor
+    points: Tensor
+    ends: Tensor
+    facts: Tensor | None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows, padded at the end: ids (B, L), state and before (B, L, D), lengths (B,).
+
+    slots: (N, 2) row and position of all slots; points, ends (N,) and facts (N, F) of the same; last: (N,) whether it
+    is a row's last.
+    """
+
+    ids: Tensor
+    state: Tensor
+    before: Tensor
+    lengths: Tensor
+    slots: Tensor
+    last: Tensor
+    points: Tensor
+    ends: Tensor
+    facts: Tensor | None
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> Batch:
+        facts = [row.facts for row in rows if row.facts is not None]
+        places = [torch.stack([torch.full_like(row.slots, i), row.slots], 1) for i, row in enumerate(rows)]
+        return cls(
+            pad_sequence([row.ids for row in rows], batch_first=True),
+            pad_sequence([row.state.float() for row in rows], batch_first=True),
+            pad_sequence([row.before.float() for row in rows], batch_first=True),
+            torch.tensor([len(row.ids) for row in rows]),
+            torch.cat(places),
+            torch.cat([torch.arange(len(row.slots)) == len(row.slots) - 1 for row in rows]),
+            torch.cat([row.points for row in rows]).clamp(-MOST_POINTS, MOST_POINTS) + MOST_POINTS,
+            torch.cat([row.ends for row in rows]),
+            torch.cat(facts) if len(facts) == len(rows) else None,
+        )
+
+
+@dataclass
+class Kinds:
+    """Numbers of kinds of things and places, in the order in which they come. 0: none, or one too many."""
+
+    numbers: dict[str, int] = field(default_factory=dict)
+
+    def __call__(self, name: str | None) -> int:
+        if name is None:
+            return 0
+        kind = kind_of(name)
+        if len(self.numbers) < KINDS - 1:
+            self.numbers.setdefault(kind, len(self.numbers) + 1)
+        return self.numbers.get(kind, 0)
+
+
+def facts_of(episode: Episode, kinds: Kinds) -> list[list[int]]:
+    """Return `FACTS` after each action of an episode of ALFWorld. Raises InputError as `first_places` does."""
+    goal, ledger = parse_goal(episode.goal), Ledger(first_places(episode))
+    verbs = (None, *STATES)
+    asked = [kinds(goal.thing), kinds(goal.place or goal.lamp), verbs.index(goal.verb)]
+    asked += [int(goal.lamp is not None), goal.count - 1]
+    ledger.read(episode.steps[0])
+    rows = []
+    for step in episode.steps[1:]:
+        held_before = ledger.held
+        ledger.read(step)
+        move = MOVED.search(step.observation)
+        thing = move[1] if move else ledger.held or held_before
+        done = ledger.done_to.get(thing, set()) if thing else set()
+        there = [kind_of(name) == goal.thing and kind_of(place) == goal.place for name, place in ledger.place.items()]
+        rows.append(
+            [*asked, kinds(move[1] if move else None), kinds(move[2] if move else None), kinds(ledger.held)]
+            + [int(verb in done) for verb in STATES]
+            + [min(2, sum(there))]
+        )
+    return rows
+
+
+def decided_by_the_action(episode: Episode) -> bool:
+    """Return True if the goal is one thing in one place: then the last action alone says whether it is reached."""
+    goal = parse_goal(episode.goal)
+    return goal.verb is None and goal.lamp is None and goal.count == 1
+
+
+def nearly_reached(episode: Episode) -> bool:
+    """Return True if the last action is one that reaches a goal: something is put down, or used."""
+    last = episode.steps[-1]
+    return bool(MOVED.search(last.observation)) or (last.action or "").startswith("use ")
+
+
+def fewer_places(episode: Episode, count: int, rng: Random) -> str:
+    """Return the first observation with `count` places, that of the last action among them; for 0 without goal, too."""
+    if count == 0:
+        return ROOM
+    head, seen, after = episode.steps[0].observation.partition("you see")
+    listing, task, goal = after.partition("Your task")
+    places, last = NAME.findall(listing), NAME.findall(episode.steps[-1].action or "")
+    others = [place for place in places if place not in last]
+    names = {*last, *rng.sample(others, min(len(others), count - 1))}
+    return f"{head}{seen} " + ", ".join(f"a {place}" for place in places if place in names) + f".\n\n{task}{goal}"
+
+
+def show(model: WorldModel, episode: Episode, extent: Extent, kinds: Kinds | None, rng: Random) -> Shown:
+    """Show part of an episode. kinds: of facts to name, None for no facts."""
+    first, *steps = episode.steps
+    steps = steps[-extent.steps :]
+    ahead = 1 if len(steps) == 1 or rng.random() >= AHEAD_SHARE else rng.randint(2, min(MOST_AHEAD, len(steps)))
+    history = tuple(Transition(step.action or "", step.observation) for step in steps[:-ahead])
+    observation = first.observation if extent.places is None else fewer_places(episode, extent.places, rng)
+    context, _ = model.fit(Context(episode.goal, observation, history))
+    text = render_context(context, model.slots)
+    text += "".join(render_step(step.action or "", model.slots) for step in steps[-ahead:])
+    count = len(context.history) + ahead
+    facts = None if kinds is None else torch.tensor(facts_of(episode, kinds)[-count:])
+    return Shown(text, points_of(episode.steps)[-count:], ends_of(episode.steps)[-count:], facts)
+
+
+def points_of(steps: Sequence[Step]) -> Tensor:
+    return torch.tensor([round(step.score - before.score) for before, step in pairwise(steps)])
+
+
+def ends_of(steps: Sequence[Step]) -> Tensor:
+    return torch.tensor([float(step.done) for step in steps[1:]])
