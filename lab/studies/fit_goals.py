@@ -13,9 +13,10 @@ Shape suffixes: B rows, L positions, D width, P chosen positions, V vocabulary, 
 from __future__ import annotations
 
 import argparse
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -26,6 +27,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
+from lab.agents.searcher import Goal, parse_goal
 from lab.studies.goal_rows import (
     FACTS,
     LONGEST,
@@ -64,10 +66,13 @@ ALL_GOALS_FROM = 4
 FIRST_UPDATES, LEAST_UPDATES, MOST_UPDATES = 2600, 60, 600
 """Updates of the first level; fewest and most of others, which end when the loss of rewards falls below LEARNT."""
 LEARNT = 0.25
-EARLIER_SHARE, OTHERS_SHARE = 0.3, 0.15
+EARLIER_SHARE, OTHERS_SHARE = 0.2, 0.15
 """Shares of batches: levels before, of those of goals; episodes whose rewards are as they were paid."""
-ROWS, POOL, NEW_ROWS, NEW_EVERY = 12, 300, 7, 8
-"""Rows of a batch and of a level. NEW_ROWS of these are exchanged each NEW_EVERY updates."""
+LIKE_SHARE = 0.85
+"""Share of missed goals that are drawn to be like one that was won."""
+ROWS, POOL, NEW_ROWS, NEW_EVERY = 12, 400, 24, 8
+"""Rows of a batch and of a level. NEW_ROWS of these are exchanged each NEW_EVERY updates: from rows that are seen more
+often than four times a model learns the rows."""
 TEXT_POSITIONS, SLOTS = 200, 48
 """Positions and slots of a batch at which the model is held to what it was and taught."""
 TEXT_WEIGHT, FACTS_WEIGHT, OTHERS_WEIGHT, ACCEPT_WEIGHT, MONITOR_WEIGHT = 3.0, 4.0, 2.0, 0.5, 0.5
@@ -182,36 +187,54 @@ def _some(places: Tensor, count: int) -> Tensor:
     return places[torch.randperm(len(places))[:count]]
 
 
-@dataclass
 class Goals:
-    """Episodes to draw from: won or missed, and those of each whose goal the last action alone decides."""
+    """Episodes to draw from, won or missed.
 
-    won: list[Episode]
-    missed: list[Episode]
-    simple_won: list[Episode] = field(init=False)
-    simple_missed: list[Episode] = field(init=False)
+    A miss has the thing or the place of a goal that is won as often, of the same kind: what goals ask for says nothing
+    of whether they are reached. Things are drawn first, since episodes have few of most.
+    """
 
-    def __post_init__(self) -> None:
-        self.simple_won, self.simple_missed = (list(filter(decided_by_the_action, s)) for s in (self.won, self.missed))
-
-    @classmethod
-    def of(cls, episodes: Iterable[Episode]) -> Goals:
-        """Sort episodes by outcome. Raises InputError unless there are simple ones of both."""
-        won, missed = list[Episode](), list[Episode]()
+    def __init__(self, episodes: Iterable[Episode]) -> None:
+        """Sort episodes. Raises InputError unless there are simple ones of both outcomes."""
+        self.won, self.missed = list[Episode](), list[Episode]()
+        self.of_thing, self.missed_like = (
+            defaultdict[str, list[Episode]](list),
+            defaultdict[Likeness, list[Episode]](list),
+        )
         for episode in episodes:
+            goal = parse_goal(episode.goal)
             if episode.steps[-1].done:
-                won.append(episode)
+                self.won.append(episode)
+                self.of_thing[goal.thing].append(episode)
             elif nearly_reached(episode):
-                missed.append(episode)
-        goals = cls(won, missed)
-        if not (goals.simple_won and goals.simple_missed):
+                self.missed.append(episode)
+                for likeness in likenesses(goal):
+                    self.missed_like[likeness].append(episode)
+        self.simple_missed = list(filter(decided_by_the_action, self.missed))
+        if not (self.simple_missed and any(map(decided_by_the_action, self.won))):
             raise InputError("--goals: must hold episodes that were won and others that nearly were, of simple goals")
-        return goals
 
     def draw(self, level: Extent, rng: Random) -> Episode:
         simple = level.places is not None or level.steps < ALL_GOALS_FROM
-        won, missed = (self.simple_won, self.simple_missed) if simple else (self.won, self.missed)
-        return rng.choice(won if rng.random() < 0.5 else missed)
+        win = self._draw_win(rng)
+        while simple and not decided_by_the_action(win):
+            win = self._draw_win(rng)
+        if rng.random() < 0.5:
+            return win
+        misses = self.missed_like[rng.choice(likenesses(parse_goal(win.goal)))] if rng.random() < LIKE_SHARE else []
+        return rng.choice(misses or (self.simple_missed if simple else self.missed))
+
+    def _draw_win(self, rng: Random) -> Episode:
+        return rng.choice(self.of_thing[rng.choice(list(self.of_thing))] if rng.random() < 0.5 else self.won)
+
+
+Likeness = tuple[str, str | None, str | None, str | None, int]
+
+
+def likenesses(goal: Goal) -> list[Likeness]:
+    """Return what goals of the same kind share with this one: its thing, its place."""
+    kind = goal.verb, goal.lamp, goal.count
+    return [("thing", goal.thing, *kind), ("place", goal.place, *kind)]
 
 
 class Pool:
@@ -333,7 +356,7 @@ def run(args: argparse.Namespace) -> None:
     model, tokenizer = load_checkpoint(args.model)
     world_model, rng, kinds = WorldModel(deepcopy(model), tokenizer), Random(args.seed), Kinds()
     torch.manual_seed(args.seed)
-    goals = Goals.of(recorded_episodes(args.goals))
+    goals = Goals(recorded_episodes(args.goals))
     folders = [[one for one in recorded_episodes([folder]) if len(one.steps) > 1] for folder in args.others]
     reader, teacher = Reader(model.float()), Reader(deepcopy(model))
     read = partial(read_rows, world_model, teacher)

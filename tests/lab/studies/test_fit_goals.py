@@ -155,16 +155,25 @@ def test_a_miss_ends_with_what_reaches_goals() -> None:
     looks = replace(EPISODES[1], steps=EPISODES[1].steps[:2])
     assert nearly_reached(EPISODES[1])
     assert not nearly_reached(looks)
-    assert Goals.of([*EPISODES, looks]).missed == [EPISODES[1], EPISODES[2]]
+    assert Goals([*EPISODES, looks]).missed == [EPISODES[1], EPISODES[2]]
 
 
 def test_levels_of_few_steps_have_goals_that_these_decide() -> None:
     hard = [episode("mug", thing, "put two {} in desk.") for thing in THINGS]
-    goals = Goals.of([*EPISODES, *hard])
+    goals = Goals([*EPISODES, *hard])
     drawn = [goals.draw(level, Random(seed)) for level in (BARE, Extent(None, 3)) for seed in range(20)]
     assert all(decided_by_the_action(one) for one in drawn)
     assert any(one in hard for one in (goals.draw(Extent(None, 4), Random(seed)) for seed in range(40)))
     assert {goals.draw(BARE, Random(seed)).steps[-1].done for seed in range(20)} == {True, False}
+
+
+def test_a_missed_goal_is_like_one_that_is_won_as_often(monkeypatch) -> None:
+    monkeypatch.setattr(fit_goals, "LIKE_SHARE", 1.0)
+    pans = [episode("pan", thing, "put a {} in shelf.") for thing in THINGS] * 9  # never won
+    goals = Goals([*EPISODES, *pans])
+    drawn = [goals.draw(BARE, Random(seed)) for seed in range(60)]
+    assert not any("pan" in one.goal for one in drawn)
+    assert {(one.goal, one.steps[-1].done) for one in drawn} == {(one.goal, one.steps[-1].done) for one in EPISODES}
 
 
 def test_a_level_ends_when_it_is_learnt_or_takes_long(model, monkeypatch) -> None:
