@@ -1,23 +1,22 @@
-"""Fit the coda and the reward heads of a finished model so that rewards follow the goal; its core stays frozen.
+"""Fit reward attention to a finished model, so that rewards follow the goal; nothing else of it changes.
 
 Recorded episodes are won under their own goals, so a model that never reads the goal errs nowhere. In relabelled ones
-(`python -m lab relabel-goals`) the same actions pay or not, by the goal. From whole histories a model does not find out
-what decides; from goal and action alone it does within minutes. So the fit is a curriculum (Bengio et al., 2009): the
-rows of each of `LEVELS` show more. Auxiliary heads, dropped afterwards, name what decides: what the goal asks for, what
-was moved, what is held. All else is distilled from the model as it was: texts, acceptance and the summary for monitors
-(knowledge distillation, Hinton et al., 2015). Rewards of other episodes are fitted to what they paid.
+(`python -m lab relabel-goals`) the same actions pay or not, by the goal. Every action of a row is taught, auxiliary
+heads, dropped afterwards, name what decides (what the goal asks for, what was moved, what is held), and a missed goal
+is like one that is won as often. Rewards of other episodes are fitted to what they paid. The model reads the rows
+once; only the attention and the heads of rewards and ends are run again.
 
-Shape suffixes: B rows, L positions, D width, P chosen positions, V vocabulary, N slots.
+Shape suffixes: B rows, L positions, D width, S slots, N = B * S, C classes.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from random import Random
 
@@ -41,13 +40,14 @@ from lab.studies.goal_rows import (
     nearly_reached,
     show,
 )
-from loopwm.core.block import AttentionInputs, causal_attention, rotary_angles
+from loopwm.core.block import AttentionInputs, rotary_angles
 from loopwm.records.command import above_zero, positive
 from loopwm.records.episodes import Episode, recorded_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.training_episodes import TrainingEpisodes
+from loopwm.text.model.attention import RewardAttention
 from loopwm.text.model.checkpoint import load_checkpoint
-from loopwm.text.model.heads import pooled
+from loopwm.text.model.heads import OutcomeLayer, PredictionHeads
 from loopwm.text.model.modeling import LoopWMForCausalLM
 from loopwm.text.training.program import export_model
 from loopwm.text.world import WorldModel
@@ -57,134 +57,101 @@ EXAMPLE = (
     "--others data/episodes/scienceworld-gold data/episodes/scienceworld-fatal --out runs/goals"
 )
 
-LEVELS = (
+WHOLE = Extent(None, 99)
+PARTS = (
     *(Extent(places, 1) for places in (0, 1, 2, 4, 8, None)),
-    *(Extent(None, steps) for steps in (2, 3, 4, 6, 8, 12, 18, 28, 99)),
+    *(Extent(None, steps) for steps in (2, 3, 4, 6, 8, 12, 18, 28)),
 )
+WHOLE_SHARE = 0.65
+"""Share of rows that show whole episodes; the others show parts, from which what decides is learnt sooner."""
 ALL_GOALS_FROM = 4
 """Steps that a row must show before its goal may ask for two things, a changed one or one under a lamp."""
-FIRST_UPDATES, LEAST_UPDATES, MOST_UPDATES = 2600, 60, 600
-"""Updates of the first level; fewest and most of others, which end when the loss of rewards falls below LEARNT."""
-LEARNT = 0.25
-EARLIER_SHARE, OTHERS_SHARE = 0.2, 0.15
-"""Shares of batches: levels before, of those of goals; episodes whose rewards are as they were paid."""
 LIKE_SHARE = 0.85
 """Share of missed goals that are drawn to be like one that was won."""
-ROWS, POOL, NEW_ROWS, NEW_EVERY = 12, 400, 24, 8
-"""Rows of a batch and of a level. NEW_ROWS of these are exchanged each NEW_EVERY updates: from rows that are seen more
-often than four times a model learns the rows."""
-TEXT_POSITIONS, SLOTS = 200, 48
-"""Positions and slots of a batch at which the model is held to what it was and taught."""
-TEXT_WEIGHT, FACTS_WEIGHT, OTHERS_WEIGHT, ACCEPT_WEIGHT, MONITOR_WEIGHT = 3.0, 4.0, 2.0, 0.5, 0.5
+ROWS, READ_TOGETHER = 24, 12
+OTHERS_SHARE = 0.35
+"""Share of batches of other episodes, of which there are half as many rows."""
+FACTS_WEIGHT, ENDS_WEIGHT = 2.0, 2.0
 MOVED_WEIGHT, EARLIER_WEIGHT = 0.5, 0.1
 """Weights of a row's slots before the last: of actions that put something down, of others."""
-FALL = 0.3
+FALL = 0.35
 """Share of the updates over which the rate falls to zero."""
 
 
-class Reader(nn.Module):
-    """All of a model behind the core: coda, heads, and the logits of texts."""
+def with_reward_attention(model: LoopWMForCausalLM) -> LoopWMForCausalLM:
+    """Return a copy of a model that has reward attention, new if it had none."""
+    if not model.config.prediction_heads or model.config.state_slots != 1:
+        raise InputError("--model: must have prediction heads and one state slot")
+    if model.config.reward_attention:
+        return deepcopy(model)
+    config = deepcopy(model.config)
+    config.update({"reward_attention": True})
+    fitted = LoopWMForCausalLM(config)
+    missing, unexpected = fitted.load_state_dict(model.state_dict(), strict=False)
+    new = ("model.reward_attention.", "model.heads.outcome.")
+    assert not unexpected
+    assert all(name.startswith(new) for name in missing), missing
+    return fitted
 
-    def __init__(self, model: LoopWMForCausalLM) -> None:
-        super().__init__()
-        heads, monitor = model.model.heads, model.model.monitor
-        if heads is None or monitor is None:
-            raise InputError("--model: has no prediction heads or no monitor")
-        self.model, self.heads, self.monitor = model, heads, monitor
 
-    def latent(self, ids_BL: Tensor, state_BLD: Tensor) -> Tensor:
-        """Return h (B, L, D)."""
-        return self.model.model.core.read_out(state_BLD, self._shared(ids_BL), causal_attention, state_BLD.dtype)
-
-    def log_probabilities(self, ids_BL: Tensor, latent_BLD: Tensor, chosen_P2: Tensor) -> Tensor:
-        """Return those of the next tokens at the chosen (row, position) pairs, (P, V)."""
-        inner = self.model.model
-        final = inner.norm(latent_BLD)
-        if inner.copy is not None:
-            slot, embeds = inner.config.core.copy_slot, inner.embed_tokens(ids_BL)
-            final = final + inner.copy(final, embeds, self._shared(ids_BL), causal_attention, slot)
-        return self.model.lm_head(final[chosen_P2[:, 0], chosen_P2[:, 1]]).log_softmax(-1)
-
-    def fitted(self) -> list[nn.Parameter]:
-        """Return what is fitted: the coda and the heads of rewards and ends."""
-        parts = (self.model.model.core.coda, self.heads.points, self.heads.continuation)
-        return [parameter for part in parts for parameter in part.parameters()]
-
-    def _shared(self, ids_BL: Tensor) -> AttentionInputs:
-        config, positions = self.model.config, torch.arange(ids_BL.shape[1])[None]
-        return AttentionInputs(
-            *rotary_angles(positions, config.head_dim, config.rope_theta, config.rope_frequencies), None
-        )
+def reward_parts(model: LoopWMForCausalLM) -> tuple[RewardAttention, PredictionHeads, OutcomeLayer]:
+    attention, heads = model.model.reward_attention, model.model.heads
+    assert attention is not None
+    assert heads is not None
+    assert heads.outcome is not None
+    return attention, heads, heads.outcome
 
 
 @torch.inference_mode()
-def read_rows(model: WorldModel, teacher: Reader, parts: Iterable[Shown]) -> list[Row]:
-    """Run the frozen core at the model's default depth. Rows over LONGEST tokens are left out; sorted by length."""
+def read_rows(model: WorldModel, parts: Iterable[Shown]) -> list[Row]:
+    """Run the model at its default depth. Rows over LONGEST tokens are left out; sorted by length."""
     slot_id = model.tokenizer(model.slots.after_action, add_special_tokens=False)["input_ids"][-1]
     texts = [(torch.tensor(model.tokenizer(part.text, add_special_tokens=False)["input_ids"]), part) for part in parts]
     texts = sorted((text for text in texts if len(text[0]) <= LONGEST), key=lambda text: len(text[0]))
-    rows = []
-    for start in range(0, len(texts), ROWS):
-        some = texts[start : start + ROWS]
-        ids_BL = pad_sequence([ids for ids, _ in some], batch_first=True)
-        state_BLD = model.model.model(ids_BL, use_cache=False).state
-        before_BLD = teacher.latent(ids_BL, state_BLD.float())
-        for (ids, part), state_LD, before_LD in zip(some, state_BLD.half(), before_BLD.half(), strict=True):
-            slots, length = (ids == slot_id).nonzero()[-len(part.points) :, 0], len(ids)
-            cut = state_LD[:length].clone(), before_LD[:length].clone()
-            rows.append(Row(ids, *cut, slots, part.points, part.ends, part.facts))
+    width, rows = model.model.config.hidden_size, []
+    for start in tqdm(range(0, len(texts), READ_TOGETHER), unit="batch"):
+        some = texts[start : start + READ_TOGETHER]
+        out = model.model.model(pad_sequence([ids for ids, _ in some], batch_first=True), use_cache=False)
+        for (ids, part), state_LD, h_LD in zip(some, out.state.half(), out.latent[..., :width].half(), strict=True):
+            slots = (ids == slot_id).nonzero()[-len(part.points) :, 0]
+            row = state_LD[: len(ids)].clone(), h_LD[: len(ids)].clone()
+            rows.append(Row(*row, slots, part.points, part.ends, part.facts))
     return rows
 
 
-def batch_loss(reader: Reader, teacher: Reader, facts: nn.ModuleList, batch: Batch) -> tuple[Tensor, float]:
+def outcomes(model: LoopWMForCausalLM, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what the heads read (N, D), logits of points (N, C) and of continuation (N,), at all slots."""
+    (attention, heads, outcome_layer), config = reward_parts(model), model.config
+
+    def angles(positions: Tensor) -> tuple[Tensor, Tensor]:
+        return rotary_angles(positions, config.head_dim, config.rope_theta, config.rope_frequencies)
+
+    positions = torch.arange(batch.h.shape[1])
+    k, v = attention.keys_values(batch.h, batch.state, AttentionInputs(*angles(positions[None])))
+    h_BSD = batch.h.gather(1, batch.slots[:, :, None].expand(-1, -1, batch.h.shape[2]))
+    mask = positions <= batch.slots[:, None, :, None]
+    q = attention.queries(h_BSD, *angles(batch.slots))
+    found = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True).transpose(1, 2).flatten(2)
+    outcome = outcome_layer(attention.with_found(h_BSD, found).flatten(0, 1))
+    return outcome, heads.points(outcome), heads.continuation(outcome)[:, 0]
+
+
+def batch_loss(model: LoopWMForCausalLM, facts: nn.ModuleList, batch: Batch) -> tuple[Tensor, float]:
     """Return the loss of a batch and the cross-entropy of rewards at its last slots. facts: the auxiliary heads."""
-    latent_BLD = reader.latent(batch.ids, batch.state)
-    loss = TEXT_WEIGHT * _text_distance(reader, teacher, batch, latent_BLD)
-    chosen, weight = _slots(batch)
-    places = batch.slots[chosen]
-    h, before = latent_BLD[places[:, 0], places[:, 1]][:, None], batch.before[places[:, 0], places[:, 1]][:, None]
-    points, continuation, acceptance = reader.heads(h)
-    with torch.no_grad():
-        accepted, summary = teacher.heads(before)[2].sigmoid(), teacher.monitor(before)
-    loss = loss + ACCEPT_WEIGHT * F.binary_cross_entropy_with_logits(acceptance, accepted)
-    loss = loss + MONITOR_WEIGHT * (1 - (reader.monitor(h) * summary).sum(-1).mean())
-    paid = F.cross_entropy(points, batch.points[chosen], reduction="none")
-    ends = F.binary_cross_entropy_with_logits(continuation, 1 - batch.ends[chosen], reduction="none")
+    outcome, points, continuation = outcomes(model, batch)
+    real, last = batch.real.flatten(), batch.last.flatten()
+    paid = F.cross_entropy(points, batch.points.flatten(), reduction="none")
+    ends = F.binary_cross_entropy_with_logits(continuation, 1 - batch.ends.flatten(), reduction="none")
     if batch.facts is None:
-        loss = loss + OTHERS_WEIGHT * (paid + 2 * ends).mean()
+        loss = (paid + ENDS_WEIGHT * ends)[real].mean()
     else:
-        loss = loss + ((paid + ends) * weight).sum() / batch.last.sum()
-        loss = loss + FACTS_WEIGHT * _facts_loss(facts, h, batch.facts[chosen], weight)
-    return loss, float(paid.detach()[batch.last[chosen]].mean())
-
-
-def _text_distance(reader: Reader, teacher: Reader, batch: Batch, latent_BLD: Tensor) -> Tensor:
-    """Return KL(before || now) of the next tokens in nats, at some positions."""
-    before_last = torch.arange(batch.ids.shape[1]) < batch.lengths[:, None] - 1
-    text_P2 = _some(before_last.nonzero(), TEXT_POSITIONS)
-    with torch.no_grad():
-        before = teacher.log_probabilities(batch.ids, batch.before, text_P2)
-    now = reader.log_probabilities(batch.ids, latent_BLD, text_P2)
-    return F.kl_div(now, before, log_target=True, reduction="batchmean")
-
-
-def _slots(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return the indices of slots to teach at, all last ones among them, and the weight of each."""
-    moved = torch.zeros_like(batch.last) if batch.facts is None else batch.facts[:, MOVED_FACT] > 0
-    some = torch.rand(len(batch.last)) < SLOTS / len(batch.last)
-    chosen = (batch.last | moved | some).nonzero()[:, 0]
-    earlier = torch.where(moved, MOVED_WEIGHT, EARLIER_WEIGHT)
-    return chosen, torch.where(batch.last, torch.ones(()), earlier)[chosen]
-
-
-def _facts_loss(heads: nn.ModuleList, h: Tensor, facts_NF: Tensor, weight_N: Tensor) -> Tensor:
-    mean = pooled(h)
-    losses = [F.cross_entropy(head(mean), facts_NF[:, i], reduction="none") for i, head in enumerate(heads)]
-    return (torch.stack(losses).mean(0) * weight_N).sum() / weight_N.sum()
-
-
-def _some(places: Tensor, count: int) -> Tensor:
-    return places[torch.randperm(len(places))[:count]]
+        facts_NF = batch.facts.flatten(0, 1)
+        weight = torch.where(facts_NF[:, MOVED_FACT] > 0, MOVED_WEIGHT, EARLIER_WEIGHT)
+        weight = torch.where(last, torch.ones(()), weight) * real
+        losses = [F.cross_entropy(head(outcome), facts_NF[:, i], reduction="none") for i, head in enumerate(facts)]
+        named = torch.stack(losses).mean(0)
+        loss = ((paid + ends) * weight).sum() / last.sum() + FACTS_WEIGHT * (named * weight).sum() / weight.sum()
+    return loss, float(paid.detach()[last].mean())
 
 
 class Goals:
@@ -237,92 +204,11 @@ def likenesses(goal: Goal) -> list[Likeness]:
     return [("thing", goal.thing, *kind), ("place", goal.place, *kind)]
 
 
-class Pool:
-    """Rows to draw batches from, sorted by length. parts: endless; rows are exchanged for new ones."""
-
-    def __init__(self, parts: Iterator[Shown], read: Callable[[Iterable[Shown]], list[Row]], rng: Random) -> None:
-        self.parts, self.read, self.rng = parts, read, rng
-        self.rows = read(self._next(POOL))
-
-    def batch(self) -> Batch:
-        """Draw rows of similar lengths, to pad little."""
-        start = self.rng.randrange(max(1, len(self.rows) - ROWS**2))
-        near = self.rows[start : start + ROWS**2]
-        return Batch.of(self.rng.sample(near, min(ROWS, len(near))))
-
-    def renew(self) -> None:
-        new = self.read(self._next(NEW_ROWS))
-        for _ in new:
-            self.rows.pop(self.rng.randrange(len(self.rows)))
-        self.rows = sorted(self.rows + new, key=lambda row: len(row.ids))
-
-    def _next(self, count: int) -> list[Shown]:
-        return [next(self.parts) for _ in range(count)]
-
-
-class Fit:
-    """A fit by AdamW under way. The rate rises over 50 updates and falls over the last of `updates`."""
-
-    def __init__(self, reader: Reader, teacher: Reader, updates: int, rate: float) -> None:
-        self.reader, self.teacher, self.updates, self.rate = reader, teacher, updates, rate
-        self.facts = nn.ModuleList(nn.Linear(reader.model.config.hidden_size, size) for size in FACTS)
-        self.parameters = reader.fitted()
-        self.optimizer = torch.optim.AdamW([*self.parameters, *self.facts.parameters()], betas=(0.9, 0.95))
-        self.done = 0
-
-    def update(self, batch: Batch) -> float:
-        """Return the cross-entropy of rewards at the last slots."""
-        left = (self.updates - self.done) / (FALL * self.updates)
-        self.optimizer.param_groups[0]["lr"] = self.rate * min(1.0, (self.done + 1) / 50, left)
-        loss, paid = batch_loss(self.reader, self.teacher, self.facts, batch)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.parameters, 1.0)
-        self.optimizer.step()
-        self.done += 1
-        return paid
-
-
-def run_levels(fit: Fit, new_pool: Callable[[Extent], Pool], others: Pool | None, rng: Random) -> None:
-    """Fit to one level after another, and to the last one until the updates are used up."""
-    pools: list[Pool] = []
-    with tqdm(total=fit.updates, unit="step") as progress:
-        for index, level in enumerate(LEVELS):
-            pools.append(new_pool(level))
-            progress.set_description(f"level {index + 1} of {len(LEVELS)}")
-            least, most = (FIRST_UPDATES, FIRST_UPDATES) if index == 0 else (LEAST_UPDATES, MOST_UPDATES)
-            paid = Average()
-            while fit.done < fit.updates:
-                if level is not LEVELS[-1] and (paid.count >= most or (paid.count >= least and paid.mean < LEARNT)):
-                    break
-                pool = _pool(pools, others, rng)
-                loss = fit.update(pool.batch())
-                if pool is pools[-1]:
-                    paid.add(loss)
-                if fit.done % NEW_EVERY == 0:
-                    pools[-1].renew()
-                    if others is not None and rng.random() < OTHERS_SHARE:
-                        others.renew()
-                progress.update()
-                progress.set_postfix(loss=f"{paid.mean:.3f}")
-
-
-def _pool(pools: Sequence[Pool], others: Pool | None, rng: Random) -> Pool:
-    if others is not None and rng.random() < OTHERS_SHARE:
-        return others
-    return rng.choice(pools) if rng.random() < EARLIER_SHARE else pools[-1]
-
-
-@dataclass
-class Average:
-    """Running mean of about the last 20 values, from that of an even chance."""
-
-    mean: float = 0.7
-    count: int = 0
-
-    def add(self, value: float) -> None:
-        self.mean += (value - self.mean) / 20
-        self.count += 1
+def parts_of_goals(model: WorldModel, goals: Goals, rng: Random) -> Iterator[Shown]:
+    kinds = Kinds()
+    while True:
+        extent = WHOLE if rng.random() < WHOLE_SHARE else rng.choice(PARTS)
+        yield show(model, goals.draw(extent, rng), extent, kinds, rng)
 
 
 def parts_of_others(model: WorldModel, folders: Sequence[Sequence[Episode]], rng: Random) -> Iterator[Shown]:
@@ -339,12 +225,41 @@ def cut(episode: Episode, rng: Random) -> Episode:
     return replace(episode, steps=episode.steps[: rng.randint(2, len(episode.steps))])
 
 
+def fit(
+    model: LoopWMForCausalLM, goals: Sequence[Row], others: Sequence[Row], updates: int, rate: float, rng: Random
+) -> None:
+    """Fit by AdamW. The rate rises over 100 updates and falls over the last FALL."""
+    facts = nn.ModuleList(nn.Linear(model.config.hidden_size, size) for size in FACTS)
+    attention, heads, outcome = reward_parts(model)
+    fitted = [p for part in (attention, outcome, heads.points, heads.continuation) for p in part.parameters()]
+    optimizer = torch.optim.AdamW([*fitted, *facts.parameters()], betas=(0.9, 0.95), weight_decay=0.05)
+    progress = tqdm(range(updates), unit="step")
+    for update in progress:
+        optimizer.param_groups[0]["lr"] = rate * min(1.0, (update + 1) / 100, (updates - update) / (FALL * updates))
+        rows = others if others and rng.random() < OTHERS_SHARE else goals
+        loss, paid = batch_loss(model, facts, Batch.of(_neighbours(rows, rng)))
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(fitted, 1.0)
+        optimizer.step()
+        if rows is goals:
+            progress.set_postfix(loss=f"{paid:.3f}", refresh=False)
+
+
+def _neighbours(rows: Sequence[Row], rng: Random) -> list[Row]:
+    """Draw rows of similar lengths, to pad little."""
+    start = rng.randrange(max(1, len(rows) - 8 * ROWS))
+    near = rows[start : start + 8 * ROWS]
+    return rng.sample(near, min(ROWS, len(near)))
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, required=True, help="checkpoint folder")
     parser.add_argument("--goals", type=Path, nargs="+", required=True, help="episodes of ALFWorld, also relabelled")
     parser.add_argument("--others", type=Path, nargs="+", default=[], help="episodes whose rewards stand as they are")
-    parser.add_argument("--updates", type=positive, default=9000, help="of 12 rows each (default: %(default)s)")
-    parser.add_argument("--rate", type=above_zero, default=1e-3, help="learning rate (default: %(default)s)")
+    parser.add_argument("--rows", type=positive, default=12000, help="of goals to read (default: %(default)s)")
+    parser.add_argument("--updates", type=positive, default=8000, help="of 24 rows each (default: %(default)s)")
+    parser.add_argument("--rate", type=above_zero, default=2e-3, help="learning rate (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True, help="folder of the new checkpoint; must not exist")
 
@@ -353,19 +268,14 @@ def run(args: argparse.Namespace) -> None:
     """Fit and write the checkpoint. Raises InputError."""
     if args.out.exists():
         raise InputError(f"--out: {args.out} exists already")
-    model, tokenizer = load_checkpoint(args.model)
-    world_model, rng, kinds = WorldModel(deepcopy(model), tokenizer), Random(args.seed), Kinds()
     torch.manual_seed(args.seed)
-    goals = Goals(recorded_episodes(args.goals))
+    rng = Random(args.seed)
+    model, tokenizer = load_checkpoint(args.model)
+    fitted = with_reward_attention(model)
+    world_model, goals = WorldModel(model, tokenizer), Goals(recorded_episodes(args.goals))
     folders = [[one for one in recorded_episodes([folder]) if len(one.steps) > 1] for folder in args.others]
-    reader, teacher = Reader(model.float()), Reader(deepcopy(model))
-    read = partial(read_rows, world_model, teacher)
-
-    def parts(level: Extent) -> Iterator[Shown]:
-        while True:
-            yield show(world_model, goals.draw(level, rng), level, kinds, rng)
-
-    others = Pool(parts_of_others(world_model, folders, rng), read, rng) if folders else None
-    fit = Fit(reader, teacher, args.updates, args.rate)
-    run_levels(fit, lambda level: Pool(parts(level), read, rng), others, rng)
-    export_model(model, tokenizer, args.out, TrainingEpisodes.load(args.model))
+    rows = read_rows(world_model, islice(parts_of_goals(world_model, goals, rng), args.rows))
+    count = args.rows // 2 if folders else 0
+    others = read_rows(world_model, islice(parts_of_others(world_model, folders, rng), count))
+    fit(fitted, rows, others, args.updates, args.rate, rng)
+    export_model(fitted, tokenizer, args.out, TrainingEpisodes.load(args.model))

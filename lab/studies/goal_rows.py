@@ -1,6 +1,6 @@
 """Rows for `lab fit-goals`: what is shown of an episode, what each of its actions pays, and facts that decide it.
 
-Shape suffixes: L positions, D width, S slots, F facts.
+Shape suffixes: B rows, L positions, D width, S slots, F facts.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from loopwm.text.model.heads import MOST_POINTS
 from loopwm.text.world import WorldModel
 
 ROOM = "You are in the middle of a room."
-LONGEST = 700
-"""Most tokens of a row; the fit takes time with their number."""
+LONGEST = 1000
+"""Most tokens of a row."""
 
 AHEAD_SHARE, MOST_AHEAD = 0.35, 6
 """Share of rows whose last actions, up to so many, are shown without their answers, as they are in imagination."""
@@ -65,14 +65,13 @@ class Shown:
 
 @dataclass(frozen=True)
 class Row:
-    """A prompt after the frozen core. ids: (L,); state: (L, D) h^(T); before: (L, D) the latent before the fit.
+    """A prompt after the frozen model. state: (L, D) h^(T), h: (L, D) the coda output, both in half precision.
 
     slots: (S,) positions of the last S actions' slots. Else as of `Shown`.
     """
 
-    ids: Tensor
     state: Tensor
-    before: Tensor
+    h: Tensor
     slots: Tensor
     points: Tensor
     ends: Tensor
@@ -81,17 +80,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows, padded at the end: ids (B, L), state and before (B, L, D), lengths (B,).
+    """Rows, padded at the end: state and h (B, L, D); slots, points, ends (B, S), facts (B, S, F).
 
-    slots: (N, 2) row and position of all slots; points, ends (N,) and facts (N, F) of the same; last: (N,) whether it
-    is a row's last.
+    real: (B, S) whether a slot is no padding. last: (B, S) whether it is a row's last.
     """
 
-    ids: Tensor
     state: Tensor
-    before: Tensor
-    lengths: Tensor
+    h: Tensor
     slots: Tensor
+    real: Tensor
     last: Tensor
     points: Tensor
     ends: Tensor
@@ -100,17 +97,17 @@ class Batch:
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Batch:
         facts = [row.facts for row in rows if row.facts is not None]
-        places = [torch.stack([torch.full_like(row.slots, i), row.slots], 1) for i, row in enumerate(rows)]
+        count = torch.tensor([len(row.slots) for row in rows])[:, None]
+        order = torch.arange(int(count.max()))
         return cls(
-            pad_sequence([row.ids for row in rows], batch_first=True),
             pad_sequence([row.state.float() for row in rows], batch_first=True),
-            pad_sequence([row.before.float() for row in rows], batch_first=True),
-            torch.tensor([len(row.ids) for row in rows]),
-            torch.cat(places),
-            torch.cat([torch.arange(len(row.slots)) == len(row.slots) - 1 for row in rows]),
-            torch.cat([row.points for row in rows]).clamp(-MOST_POINTS, MOST_POINTS) + MOST_POINTS,
-            torch.cat([row.ends for row in rows]),
-            torch.cat(facts) if len(facts) == len(rows) else None,
+            pad_sequence([row.h.float() for row in rows], batch_first=True),
+            pad_sequence([row.slots for row in rows], batch_first=True),
+            order < count,
+            order == count - 1,
+            pad_sequence([row.points for row in rows], batch_first=True).clamp(-MOST_POINTS, MOST_POINTS) + MOST_POINTS,
+            pad_sequence([row.ends for row in rows], batch_first=True),
+            pad_sequence(facts, batch_first=True) if len(facts) == len(rows) else None,
         )
 
 

@@ -369,7 +369,7 @@ class WorldModel:
         head = self.model.model.monitor
         if head is None:
             raise ValueError("monitor_head: this checkpoint has none")
-        return head(world.latent)
+        return head(world.latent[..., : self.model.config.hidden_size])
 
     def before_decoding(self, world: World) -> KVCache:
         """Return a writable state that the decoder attends to; `<|obs|>` comes next."""

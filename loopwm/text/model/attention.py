@@ -13,6 +13,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from loopwm.core.block import Attend, AttentionInputs, RMSNorm, for_queries, rotate, split_heads
 from loopwm.core.kv_cache import KVCache
 from loopwm.text.model.configuration import LoopWMConfig
+from loopwm.text.model.heads import unit
 
 
 class AttentionSlot(nn.Module):
@@ -101,3 +102,54 @@ class CopyAttention(nn.Module):
 
 COPY_SCALE = 8.0
 """Initial scale of copied embeddings: large enough for a copied token to win, small enough to start harmless."""
+
+
+class RewardAttention(nn.Module):
+    """Attend from a slot to all that was read, for the heads of rewards and ends.
+
+    What decides a reward stands far back: the goal, and what was done. Only these heads read what is found, so it can
+    be fitted to a finished model without changing its texts. Ours, not the paper's.
+    """
+
+    def __init__(self, config: LoopWMConfig) -> None:
+        super().__init__()
+        dim, self.head_dim = config.hidden_size, config.head_dim
+        queried = config.num_attention_heads * config.head_dim
+        shared = (config.num_key_value_heads or config.num_attention_heads) * config.head_dim
+        self.q_proj = nn.Linear(dim, queried, bias=False)
+        self.k_proj = nn.Linear(2 * dim, shared, bias=False)
+        self.v_proj = nn.Linear(2 * dim, shared, bias=False)
+        self.o_proj = nn.Linear(queried, dim, bias=False)
+        self.q_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps)
+        self.k_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for linear in (self.q_proj, self.k_proj, self.v_proj):
+            nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
+        nn.init.zeros_(self.o_proj.weight)
+        for norm in (self.q_norm, self.k_norm):
+            nn.init.constant_(norm.weight, SHARP)
+
+    def forward(self, h_BLD: Tensor, state_BLD: Tensor, shared: AttentionInputs, attend: Attend, slot: int) -> Tensor:
+        """Return h, of unit size, and what was found for it, (B, L, D). state: h^(T)."""
+        q = self.queries(h_BLD, shared.cos, shared.sin)
+        k, v = self.keys_values(h_BLD, state_BLD, shared)
+        return self.with_found(h_BLD, attend(slot, q.to(v.dtype), k.to(v.dtype), v, shared.mask))
+
+    def queries(self, h_BLD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Return (B, H, L, E)."""
+        return rotate(self.q_norm(split_heads(self.q_proj(unit(h_BLD)), self.head_dim)), cos, sin)
+
+    def keys_values(self, h_BLD: Tensor, state_BLD: Tensor, shared: AttentionInputs) -> tuple[Tensor, Tensor]:
+        """Return those of each position, (B, G, L, E)."""
+        both = torch.cat([unit(state_BLD).to(h_BLD.dtype), unit(h_BLD)], -1)
+        k = self.k_norm(split_heads(self.k_proj(both), self.head_dim))
+        return rotate(k, shared.cos, shared.sin), split_heads(self.v_proj(both), self.head_dim)
+
+    def with_found(self, h_BLD: Tensor, found_BLF: Tensor) -> Tensor:
+        return unit(h_BLD) + self.o_proj(found_BLF)
+
+
+SHARP = 1.5
+"""Initial size of normed queries and keys: attention to single tokens, such as the goal's, is learnt sooner."""

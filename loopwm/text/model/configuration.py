@@ -39,6 +39,7 @@ class LoopWMConfig(PreTrainedConfig):
         input_norm, embed_norm: RMSNorm on e, the input of every loop, and on token embeddings. Off in adopted decoders.
         spectral_constraint: keep A_bar inside (0, 1). Off only in comparisons: A_bar is then a free diagonal.
         prediction_heads: predict reward and continuation from h_k.
+        reward_attention: these two heads attend to all that was read, too; texts do not (ours, not the paper's).
         monitor_head: g_omega, a summary of h_k for monitoring, trained by the consistency loss.
         propagate: "latent" adds a projection of h_k to the input of the next step's slots.
         decode_sees: columns that a decoded token attends to: "all" before it, or the newest "state" slots and itself.
@@ -75,6 +76,7 @@ class LoopWMConfig(PreTrainedConfig):
     embed_norm: bool = True
     spectral_constraint: bool = True
     prediction_heads: bool = False
+    reward_attention: bool = False
     monitor_head: bool = False
     propagate: Literal["none", "latent"] = "none"
     decode_sees: Literal["all", "state"] = "all"
@@ -106,13 +108,13 @@ class LoopWMConfig(PreTrainedConfig):
                 raise ValueError(f"{name}: must be an integer, got {getattr(self, name)!r}")
         self.auto_map = AUTO_MAP
         self.num_key_value_heads = self.num_key_value_heads or self.num_attention_heads
-        self.num_hidden_layers = self.core.num_slots  # one entry of a cache for each
+        self.num_hidden_layers = self.reward_slot + self.reward_attention  # one entry of a cache for each
         super().__post_init__(**kwargs)
 
     def update(self, config_dict: dict[str, Any]) -> None:
         """Change fields; the number of slots follows. vLLM's `--hf-overrides` does so before it allocates caches."""
         super().update(config_dict)
-        self.num_hidden_layers = self.core.num_slots
+        self.num_hidden_layers = self.reward_slot + self.reward_attention
 
     def validate_architecture(self) -> None:
         """Validate the sizes; called by the strict base class. Raises ValueError naming the field."""
@@ -134,6 +136,8 @@ class LoopWMConfig(PreTrainedConfig):
             raise ValueError(
                 f"state_slots, block_layers: must be at least 1, got {self.state_slots}, {self.block_layers}"
             )
+        if self.reward_attention and not (self.prediction_heads and self.propagate == "none"):
+            raise ValueError("reward_attention: needs prediction_heads, which read it, and propagate: none")
         for name, value, known in (
             ("propagate", self.propagate, ("none", "latent")),
             ("decode_sees", self.decode_sees, ("all", "state")),
@@ -155,6 +159,11 @@ class LoopWMConfig(PreTrainedConfig):
     def trunk_is_served(self) -> bool:
         """True if a trunk step in training computes the same as a served prediction at horizon 1."""
         return self.slots_in_trunk and self.propagate == "none" and self.decode_sees == "all"
+
+    @property
+    def reward_slot(self) -> int:
+        """Slot of reward attention, behind those of the core."""
+        return self.core.num_slots
 
     @property
     def core(self) -> CoreConfig:

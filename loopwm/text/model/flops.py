@@ -22,13 +22,16 @@ def layer_flops(config: LoopWMConfig, keys: int) -> int:
 
 
 def outer_flops(config: LoopWMConfig, keys: int) -> int:
-    """Return the FLOPs of a token outside the loops: prelude, B, C, coda, copy attention, logits."""
+    """Return the FLOPs of a token outside the loops: prelude, B, C, coda, copy and reward attention, logits."""
     dim = config.hidden_size
     flops = (config.prelude_layers + config.coda_layers) * layer_flops(config, keys) + 2 * 2 * dim * dim
     if config.copy_attention:
         flops += 2 * (dim * dim + dim * _kv_width(config)) + 4 * keys * dim + 2 * dim
         if _kv_width(config) < dim:  # values are packed to the width of keys, and unpacked again
             flops += 2 * (dim * _kv_width(config) + dim * dim)
+    if config.reward_attention:
+        heads = config.num_attention_heads * config.head_dim
+        flops += 2 * (2 * dim * heads + 4 * dim * _kv_width(config)) + 4 * keys * heads
     return flops + logit_flops(config)
 
 

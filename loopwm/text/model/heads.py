@@ -49,8 +49,9 @@ class PredictionHeads(nn.Module):
     them that is never paid. The logits start at zero: a reward of 0 and even chances.
     """
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, reward_attention: bool) -> None:
         super().__init__()
+        self.outcome = OutcomeLayer(dim) if reward_attention else None
         self.points = nn.Linear(dim, 2 * MOST_POINTS + 1)
         self.continuation = nn.Linear(dim, 1)
         self.acceptance = AcceptanceHead(dim)
@@ -60,11 +61,20 @@ class PredictionHeads(nn.Module):
         for parameter in (*self.points.parameters(), *self.continuation.parameters()):
             nn.init.zeros_(parameter)
         self.acceptance.reset_parameters()
+        if self.outcome is not None:
+            self.outcome.reset_parameters()
 
     def forward(self, h_NMD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return logits of -MOST_POINTS .. MOST_POINTS points (N, C), of continuation and of acceptance (N,)."""
-        mean_ND = pooled(h_NMD)
-        return self.points(mean_ND), self.continuation(mean_ND)[:, 0], self.acceptance(mean_ND)[:, 0]
+        """Return logits of -MOST_POINTS .. MOST_POINTS points (N, C), of continuation and of acceptance (N,).
+
+        With reward attention, h is followed by what that returns: (N, M, 2 D).
+        """
+        if self.outcome is None:
+            mean_ND = outcome_ND = pooled(h_NMD)
+        else:
+            h_NMD, found_NMD = h_NMD.chunk(2, -1)
+            mean_ND, outcome_ND = pooled(h_NMD), self.outcome(found_NMD.mean(1))
+        return self.points(outcome_ND), self.continuation(outcome_ND)[:, 0], self.acceptance(mean_ND)[:, 0]
 
     def predict(self, h_NMD: Tensor) -> Predictions:
         logits_NC, *chances = self(h_NMD)
@@ -72,6 +82,24 @@ class PredictionHeads(nn.Module):
         share_NC = logits_NC.float().softmax(-1)
         best = (share_NC - 1e-6 * points.abs()).argmax(-1)  # ties go to 0
         return Predictions(points[best], share_NC @ points, *(logits.float().sigmoid() for logits in chances))
+
+
+class OutcomeLayer(nn.Module):
+    """Compare what reward attention found: a residual layer, such as of the core, for rewards and ends."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(dim, 2 * dim), nn.Linear(2 * dim, dim)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.up.weight, std=self.up.in_features**-0.5)
+        for parameter in (self.up.bias, *self.down.parameters()):
+            nn.init.zeros_(parameter)
+
+    def forward(self, found_ND: Tensor) -> Tensor:
+        """Return (N, D), every row of unit size."""
+        return unit(found_ND + self.down(F.relu(self.up(unit(found_ND))).square()))
 
 
 class AcceptanceHead(nn.Sequential):

@@ -36,7 +36,7 @@ from loopwm.core.kv_cache import KVCache, RaggedBatch
 from loopwm.core.looped import LoopedCore
 from loopwm.runtime import attention_products
 from loopwm.text.data.tree_attention import BranchMask, PackedMask, TreeMask, tree_attention
-from loopwm.text.model.attention import AttentionSlot, CopyAttention
+from loopwm.text.model.attention import AttentionSlot, CopyAttention, RewardAttention
 from loopwm.text.model.configuration import LoopWMConfig
 from loopwm.text.model.heads import MonitorHead, PredictionHeads
 from loopwm.text.model.propagation import Carried as Carried
@@ -72,7 +72,9 @@ class LoopWMPreTrainedModel(PreTrainedModel):
             shutil.copymode(folder / "config.json", weights)
 
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, LoopedCore | CopyAttention | PredictionHeads | MonitorHead | Propagation):
+        if isinstance(
+            module, LoopedCore | CopyAttention | RewardAttention | PredictionHeads | MonitorHead | Propagation
+        ):
             module.reset_parameters()
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
@@ -82,7 +84,8 @@ class LoopWMPreTrainedModel(PreTrainedModel):
 class LoopWMOutput(BaseModelOutputWithPast):
     """Output of a pass; fields not listed are those of `CoreOutput`.
 
-    last_hidden_state: (B, L, D), input of the tied output embedding. latent: (B, L, D) h_k, the coda output.
+    last_hidden_state: (B, L, D), input of the tied output embedding. latent: (B, L, D) h_k, the coda output,
+    or (B, L, 2 D), with what reward attention returns behind it.
     """
 
     latent: Tensor | None = None
@@ -111,7 +114,8 @@ class LoopWMModel(LoopWMPreTrainedModel):
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.copy = CopyAttention(config) if config.copy_attention else None
         self.propagation = Propagation(config.hidden_size) if config.propagate == "latent" else None
-        self.heads = PredictionHeads(config.hidden_size) if config.prediction_heads else None
+        self.heads = PredictionHeads(config.hidden_size, config.reward_attention) if config.prediction_heads else None
+        self.reward_attention = RewardAttention(config) if config.reward_attention else None
         self.monitor = MonitorHead(config.hidden_size) if config.monitor_head else None
         self.slots = nn.ModuleList(AttentionSlot(config, i) for i in range(config.num_hidden_layers))
         self.post_init()
@@ -166,7 +170,11 @@ class LoopWMModel(LoopWMPreTrainedModel):
             out = self.core.forward_sampled(x, inputs.shared, inputs.attend, depth, initial)
         else:
             out = self.core(x, inputs.shared, inputs.attend, depth, exit_columns, initial)
-        final = self._final(out.h, inputs)
+        final, latent = self._final(out.h, inputs), out.h
+        if self.reward_attention is not None:
+            slot = self.config.reward_slot
+            found = self.reward_attention(out.h, out.state, inputs.shared, inputs.attend, slot)
+            latent = torch.cat([out.h, found], -1)
         # Nothing to fill in training: stages of a row share its depth.
         if isinstance(past_key_values, States) and not isinstance(depth, DepthPlan):
             limit, columns = as_rule(depth).limit, inputs_embeds.shape[1]
@@ -174,7 +182,7 @@ class LoopWMModel(LoopWMPreTrainedModel):
         return LoopWMOutput(
             last_hidden_state=final,
             past_key_values=past_key_values,  # type: ignore[arg-type]  # a KVCache stands in for a Cache
-            latent=out.h,
+            latent=latent,
             state=out.state,
             previous_state=out.previous_state,
             loops=out.loops,

@@ -321,7 +321,7 @@ class TextObjective(nn.Module):
         """Yield the terms on the latents of the branches, each with its coefficient (LoopWM, equation 22)."""
         model, c, steps = self.model.model, self.objective, batch.steps
         groups = (steps, batch.trunk_steps)
-        h_NMD = steps.at_slots(out.latent)
+        h_NMD = steps.at_slots(out.latent[..., : model.config.hidden_size])
         measured = h_NMD if c.contraction_coef else h_NMD.detach()  # always logged; detached, it costs nothing
         yield c.contraction_coef, contraction_loss(measured, steps, self.c_max())
         if model.heads is not None:

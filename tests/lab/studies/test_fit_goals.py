@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
 import torch
+from torch import Tensor
 
 from lab.__main__ import main
 from lab.studies import fit_goals, goal_rows
-from lab.studies.fit_goals import Fit, Goals, Pool, Reader, batch_loss, read_rows, run_levels
+from lab.studies.fit_goals import Goals, batch_loss, fit, outcomes, read_rows, with_reward_attention
 from lab.studies.goal_rows import (
     FACTS,
     Batch,
@@ -56,79 +56,84 @@ def with_answers(monkeypatch) -> None:
 
 @pytest.fixture
 def model(tokenizer) -> WorldModel:
-    return WorldModel(random_model(prediction_heads=True, monitor_head=True), tokenizer)
+    random = random_model(prediction_heads=True, reward_attention=True)
+    with torch.no_grad():
+        for parameter in (*random.model.reward_attention.parameters(), *random.model.heads.parameters()):
+            parameter.add_(0.2 * torch.randn(parameter.shape))
+    return WorldModel(random, tokenizer)
 
 
 def rows_of(model: WorldModel, episodes: list[Episode], extent: Extent, kinds: Kinds | None = None) -> list[Row]:
-    parts = [show(model, one, extent, kinds, Random(0)) for one in episodes]
-    return read_rows(model, Reader(model.model), parts)
+    return read_rows(model, [show(model, one, extent, kinds, Random(0)) for one in episodes])
+
+
+def predicted(model: WorldModel, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return expected rewards and continuation of the real slots of a batch."""
+    _, points, continuation = outcomes(model.model, batch)
+    values = torch.arange(-MOST_POINTS, MOST_POINTS + 1.0)
+    real = batch.real.flatten()
+    return (points.softmax(-1) @ values)[real], continuation.sigmoid()[real]
 
 
 @pytest.mark.parametrize("steps", [1, 2, 99])
-def test_a_row_is_what_a_world_sees_after_the_last_action(model, steps) -> None:
+def test_a_slot_is_what_a_world_predicts_after_the_action(model, steps) -> None:
     first, take, move = EPISODES[0].steps
-    batch = Batch.of(rows_of(model, EPISODES[:1], Extent(None, steps)))
+    reward, continuation = predicted(model, Batch.of(rows_of(model, EPISODES[:1], Extent(None, steps))))
     history = (Transition(take.action, take.observation),) if steps > 1 else ()
     world = model.advance(model.encode([Context(EPISODES[0].goal, first.observation, history)]), [move.action])
-    row, position = batch.slots[batch.last][0]
-    latent = Reader(model.model).latent(batch.ids, batch.state)[row, position]
-    torch.testing.assert_close(latent, world.latent[0, 0], atol=0.02, rtol=0.02)  # states are kept in half precision
-    torch.testing.assert_close(batch.before[row, position], latent, atol=0.02, rtol=0.02)
+    expected = model.predictions(world)
+    # states are kept in half precision
+    torch.testing.assert_close(reward[-1:], expected.expected_reward, atol=0.3, rtol=0.02)
+    torch.testing.assert_close(continuation[-1:], expected.continuation, atol=0.01, rtol=0)
 
 
 def test_the_last_actions_of_some_rows_are_imagined(model, monkeypatch) -> None:
     monkeypatch.setattr(goal_rows, "AHEAD_SHARE", 1.0)
     first, take, move = EPISODES[0].steps
-    batch = Batch.of(rows_of(model, EPISODES[:1], Extent(None, 99)))
+    _, continuation = predicted(model, Batch.of(rows_of(model, EPISODES[:1], Extent(None, 99))))
     world = model.advance(model.encode([Context(EPISODES[0].goal, first.observation)]), [take.action])
-    worlds = [world, model.advance(world, [move.action])]
-    latent = Reader(model.model).latent(batch.ids, batch.state)
-    for (row, position), ahead in zip(batch.slots, worlds, strict=True):
-        torch.testing.assert_close(latent[row, position], ahead.latent[0, 0], atol=0.02, rtol=0.02)
+    expected = [model.predictions(world), model.predictions(model.advance(world, [move.action]))]
+    torch.testing.assert_close(continuation, torch.cat([one.continuation for one in expected]), atol=0.01, rtol=0)
 
 
 def test_every_action_of_a_row_has_its_reward(model) -> None:
     batch = Batch.of(rows_of(model, [EPISODES[0], EPISODES[1]], Extent(None, 99)))
-    assert (batch.points - MOST_POINTS).tolist() == [0, 100, 0, 0]
-    assert batch.ends.tolist() == [0, 1, 0, 0]
-    assert batch.last.tolist() == [False, True] * 2
-    slot = model.tokenizer(model.slots.after_action, add_special_tokens=False)["input_ids"][-1]
-    assert {int(batch.ids[row, position]) for row, position in batch.slots} == {slot}
+    assert (batch.points - MOST_POINTS).tolist() == [[0, 100], [0, 0]]
+    assert batch.ends.tolist() == [[0, 1], [0, 0]]
+    assert batch.last.tolist() == [[False, True]] * 2
 
 
 def test_padding_changes_nothing(model) -> None:
-    rows = rows_of(model, [EPISODES[0], EPISODES[-1]], BARE)
-    reader, together = Reader(model.model), Batch.of(rows)
-    latent = reader.latent(together.ids, together.state)
-    for i, row in enumerate(rows):
-        alone = Batch.of([row])
-        torch.testing.assert_close(latent[i, : len(row.ids)], reader.latent(alone.ids, alone.state)[0])
+    rows = rows_of(model, [EPISODES[0], replace(EPISODES[3], steps=EPISODES[3].steps[:2])], Extent(None, 99))
+    together = predicted(model, Batch.of(rows))
+    alone = [predicted(model, Batch.of([row])) for row in rows]
+    for ours, expected in zip(together, zip(*alone, strict=True), strict=True):
+        torch.testing.assert_close(ours, torch.cat(expected))
 
 
-def test_texts_are_those_of_the_model(model) -> None:
-    batch, reader = Batch.of(rows_of(model, EPISODES[:2], BARE)), Reader(model.model)
-    chosen = torch.tensor([[0, 3], [1, 5]])
-    ours = reader.log_probabilities(batch.ids, reader.latent(batch.ids, batch.state), chosen)
-    expected = model.model(batch.ids).logits.log_softmax(-1)[chosen[:, 0], chosen[:, 1]]
-    torch.testing.assert_close(ours, expected, atol=0.05, rtol=0)
+@pytest.mark.parametrize("kinds", [Kinds(), None])
+def test_padding_is_not_taught(model, kinds) -> None:
+    rows = rows_of(model, [EPISODES[0], replace(EPISODES[3], steps=EPISODES[3].steps[:2])], Extent(None, 99), kinds)
+    heads = torch.nn.ModuleList(torch.nn.Linear(model.model.config.hidden_size, size) for size in FACTS)
+    batch = Batch.of(rows)
+    other = replace(
+        batch, points=torch.where(batch.real, batch.points, 200), ends=torch.where(batch.real, batch.ends, 1)
+    )
+    assert not torch.equal(other.points, batch.points)
+    assert batch_loss(model.model, heads, other)[0] == batch_loss(model.model, heads, batch)[0]
 
 
-@pytest.mark.parametrize("weight", ["TEXT_WEIGHT", "ACCEPT_WEIGHT", "MONITOR_WEIGHT"])
-def test_a_model_that_changes_is_held_to_what_it_was(model, monkeypatch, weight) -> None:
-    for name in ("TEXT_WEIGHT", "ACCEPT_WEIGHT", "MONITOR_WEIGHT", "OTHERS_WEIGHT"):
-        monkeypatch.setattr(fit_goals, name, float(name == weight))
-    batch = Batch.of(rows_of(model, EPISODES, Extent(None, 99)))
-    reader, teacher = Reader(model.model), Reader(deepcopy(model.model))
-    same, _ = batch_loss(reader, teacher, torch.nn.ModuleList(), batch)
-    with torch.no_grad():
-        for parameter in model.model.model.core.coda.parameters():
-            parameter.add_(0.3 * torch.randn(parameter.shape))
-        for parameter in (*reader.heads.acceptance.parameters(), *reader.monitor.parameters()):
-            parameter.add_(0.3 * torch.randn(parameter.shape))
-    changed, _ = batch_loss(reader, teacher, torch.nn.ModuleList(), batch)
-    assert changed > same + 0.01
-    if weight != "ACCEPT_WEIGHT":  # of which the entropy is left
-        assert float(same) == pytest.approx(0, abs=1e-3)
+def test_a_model_without_the_attention_gets_one_that_changes_no_text(tokenizer) -> None:
+    plain = random_model(prediction_heads=True)
+    fitted = with_reward_attention(plain)
+    ids = torch.tensor([[5, 6, 7, 8]])
+    torch.testing.assert_close(fitted(ids).logits, plain(ids).logits)
+    assert set(fitted.state_dict()) - set(plain.state_dict()) == {
+        name for name in fitted.state_dict() if "reward_attention." in name or "heads.outcome." in name
+    }
+    again = with_reward_attention(fitted)
+    assert again is not fitted
+    torch.testing.assert_close(again.state_dict(), fitted.state_dict())
 
 
 def test_facts_are_what_a_goal_asks_for_and_what_was_done() -> None:
@@ -158,10 +163,10 @@ def test_a_miss_ends_with_what_reaches_goals() -> None:
     assert Goals([*EPISODES, looks]).missed == [EPISODES[1], EPISODES[2]]
 
 
-def test_levels_of_few_steps_have_goals_that_these_decide() -> None:
+def test_rows_of_few_steps_have_goals_that_these_decide() -> None:
     hard = [episode("mug", thing, "put two {} in desk.") for thing in THINGS]
     goals = Goals([*EPISODES, *hard])
-    drawn = [goals.draw(level, Random(seed)) for level in (BARE, Extent(None, 3)) for seed in range(20)]
+    drawn = [goals.draw(extent, Random(seed)) for extent in (BARE, Extent(None, 3)) for seed in range(20)]
     assert all(decided_by_the_action(one) for one in drawn)
     assert any(one in hard for one in (goals.draw(Extent(None, 4), Random(seed)) for seed in range(40)))
     assert {goals.draw(BARE, Random(seed)).steps[-1].done for seed in range(20)} == {True, False}
@@ -176,40 +181,17 @@ def test_a_missed_goal_is_like_one_that_is_won_as_often(monkeypatch) -> None:
     assert {(one.goal, one.steps[-1].done) for one in drawn} == {(one.goal, one.steps[-1].done) for one in EPISODES}
 
 
-def test_a_level_ends_when_it_is_learnt_or_takes_long(model, monkeypatch) -> None:
-    monkeypatch.setattr(fit_goals, "LEVELS", (BARE, Extent(1, 1), Extent(2, 1), Extent(None, 99)))
-    monkeypatch.setattr(fit_goals, "FIRST_UPDATES", 5)
-    monkeypatch.setattr(fit_goals, "LEAST_UPDATES", 3)
-    monkeypatch.setattr(fit_goals, "MOST_UPDATES", 7)
-    monkeypatch.setattr(fit_goals, "EARLIER_SHARE", 0.0)
-    starts, losses = [], iter([0.1] * 5 + [-9.0] * 3 + [0.7] * 7 + [0.1] * 5)
-    fit = Fit(Reader(model.model), Reader(model.model), 20, 0.1)
-
-    def update(batch: Batch) -> float:
-        fit.done += 1
-        return next(losses)
-
-    monkeypatch.setattr(fit, "update", update)
-    rows = rows_of(model, EPISODES, BARE)
-
-    def new_pool(level: Extent) -> Pool:
-        starts.append(fit.done)
-        parts = (show(model, EPISODES[0], level, Kinds(), Random(0)) for _ in iter(int, 1))
-        return Pool(parts, lambda parts: rows[: len(list(parts))], Random(0))
-
-    run_levels(fit, new_pool, None, Random(0))
-    assert (starts, fit.done) == ([0, 5, 8, 15], 20)
-
-
-def test_the_rate_rises_and_falls_to_zero(model) -> None:
-    batch = Batch.of(rows_of(model, EPISODES, BARE, Kinds()))
-    fit = Fit(Reader(model.model), Reader(deepcopy(model.model)), 100, 1.0)
+def test_the_rate_rises_and_falls_to_zero(model, monkeypatch) -> None:
     rates = []
-    for done in (0, 24, 60, 85, 99):
-        fit.done = done
-        fit.update(batch)
-        rates.append(fit.optimizer.param_groups[0]["lr"])
-    assert rates == pytest.approx([1 / 50, 0.5, 1, 0.5, 1 / 30])
+    step = torch.optim.AdamW.step
+
+    def recorded(optimizer: torch.optim.AdamW) -> None:
+        rates.append(optimizer.param_groups[0]["lr"])
+        step(optimizer)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", recorded)
+    fit(model.model, rows_of(model, EPISODES, BARE, Kinds()), [], 200, 1.0, Random(0))
+    assert [rates[i] for i in (0, 49, 99, 129, 165, 199)] == pytest.approx([0.01, 0.5, 1, 1, 0.5, 1 / 70])
 
 
 def test_what_a_goal_decides_by_the_action_alone() -> None:
@@ -231,25 +213,21 @@ def test_stages_show_some_places_and_the_one_that_counts() -> None:
     assert goal_rows.fewer_places(one, 0, Random(0)) == goal_rows.ROOM
 
 
-def test_the_command_fits_rewards_and_changes_the_coda_and_their_heads_only(model, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(fit_goals, "LEVELS", (BARE, Extent(1, 1), Extent(None, 99)))
-    monkeypatch.setattr(fit_goals, "FIRST_UPDATES", 200)
-    monkeypatch.setattr(fit_goals, "LEAST_UPDATES", 2)
-    monkeypatch.setattr(fit_goals, "POOL", 40)
-    monkeypatch.setattr(fit_goals, "TEXT_WEIGHT", 0.0)  # a random model's texts say nothing
-    save_checkpoint(tmp_path / "model", model.model.bfloat16())
+def test_the_command_fits_rewards_and_changes_nothing_else(model, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(fit_goals, "PARTS", (BARE,))
+    save_checkpoint(tmp_path / "model", random_model(prediction_heads=True).bfloat16())
     write_episodes(tmp_path / "goals.jsonl", EPISODES)
     lookers = [replace(one, env="scienceworld", steps=one.steps[:2]) for one in EPISODES[:3]]
     write_episodes(tmp_path / "others.jsonl", lookers)
-    given = ["--model", str(tmp_path / "model"), "--goals", str(tmp_path / "goals.jsonl")]
-    given += ["--others", str(tmp_path / "others.jsonl"), "--rate", "0.01", "--updates", "260"]
+    given = ["--model", str(tmp_path / "model"), "--goals", str(tmp_path / "goals.jsonl"), "--rows", "40"]
+    given += ["--others", str(tmp_path / "others.jsonl"), "--rate", "0.01", "--updates", "250"]
     assert main(["fit-goals", *given, "--out", str(tmp_path / "out")]) == 0
     old, new = (load_checkpoint(tmp_path / name)[0] for name in ("model", "out"))
     after = new.state_dict()
     changed = {name for name, weight in old.state_dict().items() if not torch.equal(weight, after[name])}
-    assert changed
-    parts = ("model.core.coda.", "model.heads.points.", "model.heads.continuation.")
-    assert all(name.startswith(parts) for name in changed)
+    assert changed == {
+        f"model.heads.{head}.{part}" for head in ("points", "continuation") for part in ("weight", "bias")
+    }
     worlds = WorldModel(new, model.tokenizer)
     rewards = {}
     for one in (EPISODES[0], EPISODES[1]):  # a mug is wanted and moved; a mug is wanted and an egg is moved
