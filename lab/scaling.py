@@ -69,8 +69,9 @@ def training_bytes(model: LoopWMForCausalLM, averaged: bool) -> int:
 
 
 def kv_bytes(config: LoopWMConfig, loops: int, width: int = BFLOAT16) -> int:
-    """Return the bytes of a token's keys and values: prelude, coda, copy attention and `loops` times the block."""
-    layers = config.prelude_layers + config.coda_layers + loops * config.block_layers + config.copy_attention
+    """Return the bytes of a token's keys and values: all attention outside the block, and `loops` times the block."""
+    layers = config.prelude_layers + config.coda_layers + loops * config.block_layers
+    layers += config.copy_attention + config.reward_attention
     heads = config.num_key_value_heads or config.num_attention_heads
     return layers * 2 * heads * config.head_dim * width
 

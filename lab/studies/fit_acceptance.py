@@ -32,7 +32,7 @@ from loopwm.records.training_episodes import TrainingEpisodes
 from loopwm.text.data.collate import TreeBatch
 from loopwm.text.data.data_loader import LoaderState
 from loopwm.text.model.checkpoint import load_checkpoint
-from loopwm.text.model.heads import AcceptanceHead, pooled
+from loopwm.text.model.heads import AcceptanceHead, PredictionHeads
 from loopwm.text.model.modeling import LoopWMForCausalLM
 from loopwm.text.training.config import load_config
 from loopwm.text.training.loss import Outcomes, run_rows
@@ -59,14 +59,22 @@ class Candidates:
         return cls(torch.cat([part.latent for part in parts]), torch.cat([part.accepted for part in parts]))
 
 
+def heads_of(model: LoopWMForCausalLM) -> PredictionHeads:
+    """Raise InputError if there are none."""
+    if model.model.heads is None:
+        raise InputError("--model: has no prediction heads")
+    return model.model.heads
+
+
 @torch.inference_mode()
 def read_candidates(model: WorldModel, states: Iterable[State]) -> Candidates:
     """Imagine every candidate of every state at the model's default depth; nothing is decoded."""
+    heads = heads_of(model.model)
     latents, accepted = [], []
     for state in states:
         world = model.encode([context_of(state)])
         actions = [action for action, _ in state["candidates"]]
-        latents += [pooled(after.latent) for after in model.advance_each([world] * len(actions), actions)]
+        latents += [heads.read(after.latent)[0] for after in model.advance_each([world] * len(actions), actions)]
         accepted += [truth for _, truth in state["candidates"]]
     return Candidates(torch.cat(latents), torch.tensor(accepted))
 
@@ -79,8 +87,8 @@ def read_rows(model: LoopWMForCausalLM, batches: Iterable[TreeBatch]) -> Candida
         groups = (batch.steps, batch.trunk_steps)
         out = run_rows(model.model, batch, model.config.default_depth)
         outcomes = Outcomes.of(groups)
-        latent = torch.cat([pooled(steps.at_slots(out.latent)) for steps in groups])[outcomes.supervised]
-        parts.append(Candidates(latent, outcomes.accepted[outcomes.supervised]))
+        latent = torch.cat([heads_of(model).read(steps.at_slots(out.latent))[0] for steps in groups])
+        parts.append(Candidates(latent[outcomes.supervised], outcomes.accepted[outcomes.supervised]))
     return Candidates.joined(parts)
 
 
@@ -127,9 +135,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise InputError(f"--out: {arguments.out} exists already")
     program = TextProgram(load_config(arguments.config, arguments.overrides))
     model, tokenizer = load_checkpoint(arguments.model)
-    heads = model.model.heads
-    if heads is None:
-        raise InputError(f"--model: {arguments.model} has no prediction heads")
+    heads = heads_of(model)
     world_model = WorldModel(model, tokenizer)
     batches = (batch for group, _ in islice(program.global_batches(LoaderState()), arguments.steps) for batch in group)
     rows = read_rows(model, tqdm(batches, total=arguments.steps * program.micro_batches, unit="batch"))

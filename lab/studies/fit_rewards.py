@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
+from lab.studies.fit_acceptance import heads_of
 from loopwm.records.command import above_zero, positive
 from loopwm.records.errors import InputError
 from loopwm.records.files import write_json
@@ -26,7 +27,7 @@ from loopwm.records.training_episodes import TrainingEpisodes
 from loopwm.text.data.collate import TreeBatch
 from loopwm.text.data.data_loader import LoaderState
 from loopwm.text.model.checkpoint import load_checkpoint
-from loopwm.text.model.heads import MOST_POINTS, PredictionHeads, pooled
+from loopwm.text.model.heads import MOST_POINTS, PredictionHeads
 from loopwm.text.model.modeling import LoopWMForCausalLM
 from loopwm.text.training.config import load_config
 from loopwm.text.training.loss import Outcomes, run_rows
@@ -41,7 +42,7 @@ BATCH = 512
 
 @dataclass(frozen=True)
 class Steps:
-    """Supervised steps with a recorded reward. latent: (N, D), pooled over slots; points: (N,), their classes."""
+    """Supervised steps with a recorded reward. latent: (N, D), read by the head; points: (N,), their classes."""
 
     latent: Tensor
     points: Tensor
@@ -55,9 +56,9 @@ def read_steps(model: LoopWMForCausalLM, batches: Iterable[TreeBatch]) -> Steps:
         groups = (batch.steps, batch.trunk_steps)
         out = run_rows(model.model, batch, model.config.default_depth)
         outcomes = Outcomes.of(groups)
-        latent = torch.cat([pooled(steps.at_slots(out.latent)) for steps in groups])[outcomes.recorded]
+        latent = torch.cat([heads_of(model).read(steps.at_slots(out.latent))[1] for steps in groups])
         reward = outcomes.reward[outcomes.recorded].clamp(-MOST_POINTS, MOST_POINTS)
-        parts.append((latent, reward.round().long() + MOST_POINTS))
+        parts.append((latent[outcomes.recorded], reward.round().long() + MOST_POINTS))
     return Steps(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
 
@@ -104,9 +105,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise InputError(f"--out: {arguments.out} exists already")
     program = TextProgram(load_config(arguments.config, arguments.overrides))
     model, tokenizer = load_checkpoint(arguments.model)
-    heads = model.model.heads
-    if heads is None:
-        raise InputError(f"--model: {arguments.model} has no prediction heads")
+    heads = heads_of(model)
     batches = (batch for group, _ in islice(program.global_batches(LoaderState()), arguments.steps) for batch in group)
     train = read_steps(model, tqdm(batches, total=arguments.steps * program.micro_batches, unit="batch"))
     dev = read_steps(model, (batch.rows for batch in program.evaluation_batches()))

@@ -12,7 +12,12 @@ from loopwm.trainer.config import OptimizerConfig
 from loopwm.trainer.optimizer import build_optimizers
 from serve.engine.forward import ModelRunner
 
-SHAPES = [{}, {"num_key_value_heads": 1, "block_layers": 2}, {"copy_attention": False, "coda_layers": 3}]
+SHAPES = [
+    {},
+    {"num_key_value_heads": 1, "block_layers": 2},
+    {"copy_attention": False, "coda_layers": 3},
+    {"prediction_heads": True, "reward_attention": True},
+]
 
 
 def small(**changed) -> LoopWMForCausalLM:

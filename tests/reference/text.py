@@ -6,6 +6,8 @@
     h       = coda(C h^(T))
     f       = RMSNorm(h) + sigmoid(w . f' + c) * s * copy(f')       with f' = RMSNorm(h)
     logits  = E f
+    r       = h' + W_o attention(q from h', k and v from [h^(T)'; h'])    with x' = x of unit size
+    outcome = (r + W_2 relu(W_1 r' + b_1)^2 + b_2)'
 
 A layer is x + attention(RMSNorm(x)), then x + W_2 relu(W_1 RMSNorm(x))^2. Queries and keys go through RMSNorm and
 rotary positions; query head i reads key head i // group, where a model has fewer of these. Values of the copy attention
@@ -78,6 +80,32 @@ class TextReference:
 
     def latents(self, embeds: list[Vector], positions: Sequence[int], sees: Sees, loops: int) -> list[Vector]:
         """coda(C h^(T)) at every position."""
+        return self._read_out(self._states(embeds, positions, sees, loops), positions, sees)
+
+    def outcomes(self, embeds: list[Vector], positions: Sequence[int], sees: Sees, loops: int) -> list[Vector]:
+        """What heads of rewards and ends read at every position, for one slot each."""
+        states = self._states(embeds, positions, sees, loops)
+        hs = [self._unit(h) for h in self._read_out(states, positions, sees)]
+        both = [np.concatenate([self._unit(state), h]) for state, h in zip(states, hs, strict=True)]
+        queries = self._turned_heads("reward_attention.q", hs, self.sizes.heads, positions)
+        keys = self._turned_heads("reward_attention.k", both, self.sizes.key_heads, positions)
+        values = [np.split(self.w["reward_attention.v_proj.weight"] @ x, self.sizes.key_heads) for x in both]
+        found = self._attend(queries, keys, values, sees)
+        out = []
+        for h, f in zip(hs, found, strict=True):
+            r = h + self.w["reward_attention.o_proj.weight"] @ f
+            hidden = self.w["heads.outcome.up.weight"] @ self._unit(r) + self.w["heads.outcome.up.bias"]
+            squares = np.array([v * v if v > 0 else 0.0 for v in hidden])
+            out.append(
+                self._unit(r + self.w["heads.outcome.down.weight"] @ squares + self.w["heads.outcome.down.bias"])
+            )
+        return out
+
+    def _unit(self, x: Vector) -> Vector:
+        return rms_norm(x, np.ones(len(x)), self.sizes.eps)
+
+    def _states(self, embeds: list[Vector], positions: Sequence[int], sees: Sees, loops: int) -> list[Vector]:
+        """h^(T) at every position."""
         xs = [self._norm("embed_norm", v) for v in embeds]
         for i in range(self.sizes.prelude):
             xs = self._layer(f"core.prelude.{i}", xs, positions, sees)
@@ -89,6 +117,9 @@ class TextReference:
             hs = [keep * h + d for h, d in zip(hs, drive, strict=True)]
             for i in range(self.sizes.block):
                 hs = self._layer(f"core.block.{i}", hs, positions, sees)
+        return hs
+
+    def _read_out(self, hs: list[Vector], positions: Sequence[int], sees: Sees) -> list[Vector]:
         hs = [self.w["core.C.weight"] @ h for h in hs]
         for i in range(self.sizes.coda):
             hs = self._layer(f"core.coda.{i}", hs, positions, sees)

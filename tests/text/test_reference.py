@@ -11,12 +11,13 @@ import torch
 from loopwm.records.template import Context, Transition
 from loopwm.text.data.collate import TreeBatch
 from loopwm.text.data.tree import IGNORED, RowPlan, TreeRow
+from loopwm.text.model.heads import MOST_POINTS
 from loopwm.text.model.modeling import LoopWMForCausalLM
 from loopwm.text.training.loss import TextObjective, run_rows
 from loopwm.text.world import WorldModel
 from tests.fixtures.models import random_model
 from tests.fixtures.rows import every, row_builder
-from tests.reference.text import Sizes, TextReference, causal, sees_in_row
+from tests.reference.text import Sizes, TextReference, causal, sees_in_row, sigmoid
 
 CLOSE = {"atol": 1e-4, "rtol": 1e-4}
 DEPTH = 3
@@ -135,3 +136,52 @@ def test_encoded_and_advanced_worlds_and_their_decoding_are_the_reference_over_t
             ids.append(written[-1])
         assert texts[i] == tokenizer.decode(written, skip_special_tokens=True)
     assert len(stepped) == 4
+
+
+@pytest.mark.parametrize("key_heads", [2, 1])
+def test_rewards_and_ends_are_the_reference_over_the_whole_prompt(tokenizer, key_heads):
+    overrides = {"prediction_heads": True, "reward_attention": True}
+    model = moved_model(state_slots=1, **heads_of(2, key_heads), **overrides)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in (*model.model.reward_attention.parameters(), *model.model.heads.parameters()):
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+    worlds, plain = WorldModel(model, tokenizer), reference(model)
+    world = worlds.encode(CONTEXTS, DEPTH)
+    prompts = [text.replace("<|state|><|state|>", "<|state|>") for text in SEEN]
+    for actions in zip(*ACTIONS, strict=True):
+        world = worlds.advance(world, list(actions))
+        prompts = [f"{p}<|act|>{action}<|state|>" for p, action in zip(prompts, actions, strict=True)]
+    ahead = worlds.predictions(world)
+    points = np.arange(-MOST_POINTS, MOST_POINTS + 1)
+    for i, prompt in enumerate(prompts):
+        ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        embeds = [plain.w["embed_tokens.weight"][token] for token in ids]
+        outcome = plain.outcomes(embeds, range(len(ids)), causal(len(ids)), DEPTH)[-1]
+        logits = plain.w["heads.points.weight"] @ outcome + plain.w["heads.points.bias"]
+        shares = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+        ends = plain.w["heads.continuation.weight"][0] @ outcome + plain.w["heads.continuation.bias"][0]
+        assert ahead.expected_reward[i].item() == pytest.approx(shares @ points, abs=2e-3)
+        assert ahead.continuation[i].item() == pytest.approx(sigmoid(ends.item()), abs=1e-4)
+
+
+def test_reward_attention_changes_neither_texts_nor_acceptance_nor_monitor(tokenizer):
+    plain = moved_model(prediction_heads=True, monitor_head=True)
+    model = moved_model(prediction_heads=True, monitor_head=True, reward_attention=True)
+    model.load_state_dict(plain.state_dict(), strict=False)
+    with torch.no_grad():
+        for parameter in (*model.model.reward_attention.parameters(), *model.model.heads.outcome.parameters()):
+            parameter.add_(0.5 * torch.randn(parameter.shape))
+    found = []
+    for each in (plain, model):
+        worlds = WorldModel(each, tokenizer)
+        world = worlds.advance(worlds.encode(CONTEXTS, DEPTH), ["go to hall", "wait"])
+        ahead = worlds.predictions(world)
+        found.append(
+            (worlds.decode(world, 8, greedy=True), ahead.acceptance, worlds.monitor(world), ahead.continuation)
+        )
+    (texts, accepted, summary, _), (same_texts, same_accepted, same_summary, _) = found
+    assert texts == same_texts
+    assert torch.equal(accepted, same_accepted)
+    assert torch.equal(summary, same_summary)
+    assert not torch.allclose(found[0][3], found[1][3])

@@ -49,7 +49,7 @@ class PredictionHeads(nn.Module):
     them that is never paid. The logits start at zero: a reward of 0 and even chances.
     """
 
-    def __init__(self, dim: int, reward_attention: bool) -> None:
+    def __init__(self, dim: int, reward_attention: bool = False) -> None:
         super().__init__()
         self.outcome = OutcomeLayer(dim) if reward_attention else None
         self.points = nn.Linear(dim, 2 * MOST_POINTS + 1)
@@ -65,16 +65,19 @@ class PredictionHeads(nn.Module):
             self.outcome.reset_parameters()
 
     def forward(self, h_NMD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return logits of -MOST_POINTS .. MOST_POINTS points (N, C), of continuation and of acceptance (N,).
+        """Return logits of -MOST_POINTS .. MOST_POINTS points (N, C), of continuation and of acceptance (N,)."""
+        mean_ND, outcome_ND = self.read(h_NMD)
+        return self.points(outcome_ND), self.continuation(outcome_ND)[:, 0], self.acceptance(mean_ND)[:, 0]
+
+    def read(self, h_NMD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what acceptance is predicted from, and what rewards and ends are, (N, D) each.
 
         With reward attention, h is followed by what that returns: (N, M, 2 D).
         """
         if self.outcome is None:
-            mean_ND = outcome_ND = pooled(h_NMD)
-        else:
-            h_NMD, found_NMD = h_NMD.chunk(2, -1)
-            mean_ND, outcome_ND = pooled(h_NMD), self.outcome(found_NMD.mean(1))
-        return self.points(outcome_ND), self.continuation(outcome_ND)[:, 0], self.acceptance(mean_ND)[:, 0]
+            return pooled(h_NMD), pooled(h_NMD)
+        h_NMD, found_NMD = h_NMD.chunk(2, -1)
+        return pooled(h_NMD), self.outcome(found_NMD.mean(1))
 
     def predict(self, h_NMD: Tensor) -> Predictions:
         logits_NC, *chances = self(h_NMD)

@@ -108,4 +108,4 @@ def test_bad_arguments_are_one_line(source, tokenizer, config_file, tmp_path, ca
     random_model().save_pretrained(tmp_path / "plain")
     tokenizer.save_pretrained(tmp_path / "plain")
     assert main([*arguments, "--model", str(tmp_path / "plain"), "--out", str(tmp_path / "new")]) == 2
-    assert capsys.readouterr().err.endswith(f"--model: {tmp_path / 'plain'} has no prediction heads\n")
+    assert capsys.readouterr().err.endswith("--model: has no prediction heads\n")

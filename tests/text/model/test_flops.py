@@ -24,7 +24,10 @@ def eager(config: LoopWMConfig) -> LoopWMForCausalLM:
     return model
 
 
-@pytest.mark.parametrize("changed", [{}, {"copy_attention": False}, {"num_key_value_heads": 1}])
+REWARDS = {"prediction_heads": True, "reward_attention": True, "num_key_value_heads": 1}
+
+
+@pytest.mark.parametrize("changed", [{}, {"copy_attention": False}, {"num_key_value_heads": 1}, REWARDS])
 def test_forward_flops_are_those_of_the_products_that_run(changed: dict[str, Any]) -> None:
     """Attention without a cache computes every query against every key, so keys = length."""
     config = LoopWMConfig(**{**TINY, **changed})

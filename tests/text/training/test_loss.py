@@ -219,8 +219,9 @@ def test_outcomes_are_charged_at_supervised_steps_only(builder, episode, termina
     assert acceptance_loss(accepted, outcomes)[0].item() == pytest.approx(expected_accepted, rel=1e-5)
 
 
-def test_every_term_enters_the_loss_with_its_coefficient_over_the_targets(builder, episode):
-    model = random_model(prediction_heads=True, monitor_head=True)
+@pytest.mark.parametrize("reward_attention", [False, True])
+def test_every_term_enters_the_loss_with_its_coefficient_over_the_targets(builder, episode, reward_attention):
+    model = random_model(prediction_heads=True, monitor_head=True, reward_attention=reward_attention)
     batch = batch_of(builder, episode)
 
     def loss(**coefficients: float) -> float:
@@ -259,9 +260,10 @@ def test_only_acceptance_is_charged_where_nobody_recorded_rewards(builder, episo
     assert acceptance_loss(torch.zeros(steps), outcomes)[0].item() == pytest.approx(charged * math.log(2))
 
 
-def test_outcomes_can_be_learned_from_the_latents(builder, episode):
+@pytest.mark.parametrize("reward_attention", [False, True])
+def test_outcomes_can_be_learned_from_the_latents(builder, episode, reward_attention):
     """The heads alone, on fixed latents of a random model, reach the rewards they were given."""
-    model = random_model(prediction_heads=True)
+    model = random_model(prediction_heads=True, reward_attention=reward_attention)
     batch = batch_of(builder, some_refused(episode))
     with torch.no_grad():
         out = model.model(batch.tokens, batch.attention_mask(), batch.positions, use_cache=False, depth=2)
