@@ -131,8 +131,8 @@ def outcomes(model: LoopWMForCausalLM, batch: Batch) -> tuple[Tensor, Tensor, Te
     h_BSD = batch.h.gather(1, batch.slots[:, :, None].expand(-1, -1, batch.h.shape[2]))
     mask = positions <= batch.slots[:, None, :, None]
     q = attention.queries(h_BSD, *angles(batch.slots))
-    found = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True).transpose(1, 2).flatten(2)
-    outcome = outcome_layer(attention.with_found(h_BSD, found).flatten(0, 1))
+    context = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True).transpose(1, 2).flatten(2)
+    outcome = outcome_layer(attention.with_context(h_BSD, context).flatten(0, 1))
     return outcome, heads.points(outcome), heads.continuation(outcome)[:, 0]
 
 

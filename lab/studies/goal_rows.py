@@ -130,8 +130,8 @@ def facts_of(episode: Episode, kinds: Kinds) -> list[list[int]]:
     """Return `FACTS` after each action of an episode of ALFWorld. Raises InputError as `first_places` does."""
     goal, ledger = parse_goal(episode.goal), Ledger(first_places(episode))
     verbs = (None, *STATES)
-    asked = [kinds(goal.thing), kinds(goal.place or goal.lamp), verbs.index(goal.verb)]
-    asked += [int(goal.lamp is not None), goal.count - 1]
+    goal_facts = [kinds(goal.thing), kinds(goal.place or goal.lamp), verbs.index(goal.verb)]
+    goal_facts += [int(goal.lamp is not None), goal.count - 1]
     ledger.read(episode.steps[0])
     rows = []
     for step in episode.steps[1:]:
@@ -139,11 +139,11 @@ def facts_of(episode: Episode, kinds: Kinds) -> list[list[int]]:
         ledger.read(step)
         move = MOVED.search(step.observation)
         thing = move[1] if move else ledger.held or held_before
-        done = ledger.done_to.get(thing, set()) if thing else set()
+        changes = ledger.done_to.get(thing, set()) if thing else set()
         there = [kind_of(name) == goal.thing and kind_of(place) == goal.place for name, place in ledger.place.items()]
         rows.append(
-            [*asked, kinds(move[1] if move else None), kinds(move[2] if move else None), kinds(ledger.held)]
-            + [int(verb in done) for verb in STATES]
+            [*goal_facts, kinds(move[1] if move else None), kinds(move[2] if move else None), kinds(ledger.held)]
+            + [int(verb in changes) for verb in STATES]
             + [min(2, sum(there))]
         )
     return rows

@@ -135,7 +135,7 @@ class RewardAttention(nn.Module):
         """Return h, of unit size, and what was found for it, (B, L, D). state: h^(T)."""
         q = self.queries(h_BLD, shared.cos, shared.sin)
         k, v = self.keys_values(h_BLD, state_BLD, shared)
-        return self.with_found(h_BLD, attend(slot, q.to(v.dtype), k.to(v.dtype), v, shared.mask))
+        return self.with_context(h_BLD, attend(slot, q.to(v.dtype), k.to(v.dtype), v, shared.mask))
 
     def queries(self, h_BLD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Return (B, H, L, E)."""
@@ -147,8 +147,8 @@ class RewardAttention(nn.Module):
         k = self.k_norm(split_heads(self.k_proj(both), self.head_dim))
         return rotate(k, shared.cos, shared.sin), split_heads(self.v_proj(both), self.head_dim)
 
-    def with_found(self, h_BLD: Tensor, found_BLF: Tensor) -> Tensor:
-        return unit(h_BLD) + self.o_proj(found_BLF)
+    def with_context(self, h_BLD: Tensor, context_BLF: Tensor) -> Tensor:
+        return unit(h_BLD) + self.o_proj(context_BLF)
 
 
 SHARP = 1.5

@@ -76,8 +76,8 @@ class PredictionHeads(nn.Module):
         """
         if self.outcome is None:
             return pooled(h_NMD), pooled(h_NMD)
-        h_NMD, found_NMD = h_NMD.chunk(2, -1)
-        return pooled(h_NMD), self.outcome(found_NMD.mean(1))
+        h_NMD, context_NMD = h_NMD.chunk(2, -1)
+        return pooled(h_NMD), self.outcome(context_NMD.mean(1))
 
     def predict(self, h_NMD: Tensor) -> Predictions:
         logits_NC, *chances = self(h_NMD)
@@ -100,9 +100,9 @@ class OutcomeLayer(nn.Module):
         for parameter in (self.up.bias, *self.down.parameters()):
             nn.init.zeros_(parameter)
 
-    def forward(self, found_ND: Tensor) -> Tensor:
+    def forward(self, context_ND: Tensor) -> Tensor:
         """Return (N, D), every row of unit size."""
-        return unit(found_ND + self.down(F.relu(self.up(unit(found_ND))).square()))
+        return unit(context_ND + self.down(F.relu(self.up(unit(context_ND))).square()))
 
 
 class AcceptanceHead(nn.Sequential):

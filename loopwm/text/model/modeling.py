@@ -173,8 +173,8 @@ class LoopWMModel(LoopWMPreTrainedModel):
         final, latent = self._final(out.h, inputs), out.h
         if self.reward_attention is not None:
             slot = self.config.reward_slot
-            found = self.reward_attention(out.h, out.state, inputs.shared, inputs.attend, slot)
-            latent = torch.cat([out.h, found], -1)
+            context = self.reward_attention(out.h, out.state, inputs.shared, inputs.attend, slot)
+            latent = torch.cat([out.h, context], -1)
         # Nothing to fill in training: stages of a row share its depth.
         if isinstance(past_key_values, States) and not isinstance(depth, DepthPlan):
             limit, columns = as_rule(depth).limit, inputs_embeds.shape[1]
