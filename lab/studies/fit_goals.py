@@ -212,12 +212,13 @@ def parts_of_goals(model: WorldModel, goals: Goals, rng: Random) -> Iterator[Sho
 
 
 def parts_of_others(model: WorldModel, folders: Sequence[Sequence[Episode]], rng: Random) -> Iterator[Shown]:
-    """Yield up to 14 steps of episodes, whole or cut; each folder is as likely as any other."""
+    """Yield parts of episodes, whole or cut, mostly with all of their history; each folder is as likely as any other."""
     while True:
         episode = rng.choice(rng.choice(folders))
         if rng.random() < 0.6:
             episode = cut(episode, rng)
-        yield show(model, episode, Extent(None, rng.randint(3, 14)), None, rng)
+        extent = WHOLE if rng.random() < WHOLE_SHARE else Extent(None, rng.randint(3, 28))
+        yield show(model, episode, extent, None, rng)
 
 
 def cut(episode: Episode, rng: Random) -> Episode:

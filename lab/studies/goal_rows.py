@@ -22,7 +22,7 @@ from loopwm.text.model.heads import MOST_POINTS
 from loopwm.text.world import WorldModel
 
 ROOM = "You are in the middle of a room."
-LONGEST = 1000
+LONGEST = 1450
 """Most tokens of a row."""
 
 AHEAD_SHARE, MOST_AHEAD = 0.35, 6
