@@ -212,7 +212,7 @@ def parts_of_goals(model: WorldModel, goals: Goals, rng: Random) -> Iterator[Sho
 
 
 def parts_of_others(model: WorldModel, folders: Sequence[Sequence[Episode]], rng: Random) -> Iterator[Shown]:
-    """Yield parts of episodes, whole or cut, mostly with all of their history; each folder is as likely as any other."""
+    """Yield parts of episodes, whole or cut, mostly with all history; each folder is as likely as any other."""
     while True:
         episode = rng.choice(rng.choice(folders))
         if rng.random() < 0.6:
