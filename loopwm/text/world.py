@@ -43,7 +43,7 @@ from loopwm.text.world_batch import World, by_length, by_prefix, joined, row_of,
 
 
 class _Pass(NamedTuple):
-    """Final hidden states and latents h_k, both (B, L, D), and each row's loops."""
+    """Final hidden states (B, L, D), latents as of `LoopWMOutput`, and each row's loops."""
 
     hidden: Tensor
     latent: Tensor

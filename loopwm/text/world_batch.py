@@ -21,7 +21,8 @@ class World:
     """Batch of worlds at the same number of imagined steps.
 
     history: keys and values of the real steps. state: these and the imagined steps, all that the next step attends to,
-    with the slots of h_0 between them if the template has none in the trunk. latent: (B, M, D) h_k at the newest slots.
+    with the slots of h_0 between them if the template has none in the trunk. latent: (B, M, D) h_k at the newest slots,
+    or (B, M, 2 D) with reward attention, whose result follows h_k.
     depth: rule of every pass. steps: imagined steps since the last real observation. steps_cut: old steps dropped from
     each row's context to fit the limit. loops: loops of each row's imagined steps.
     """

@@ -148,6 +148,7 @@ class RewardAttention(nn.Module):
         return rotate(k, shared.cos, shared.sin), split_heads(self.v_proj(both), self.head_dim)
 
     def with_context(self, h_BLD: Tensor, context_BLF: Tensor) -> Tensor:
+        """Return (B, L, D). context: attended values, heads side by side, F = H E."""
         return unit(h_BLD) + self.o_proj(context_BLF)
 
 

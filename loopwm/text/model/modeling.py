@@ -33,7 +33,7 @@ from loopwm.core.block import Attend, AttentionInputs, RMSNorm, causal_attention
 from loopwm.core.depth import DepthPlan
 from loopwm.core.exit_rules import ExitRule, as_rule
 from loopwm.core.kv_cache import KVCache, RaggedBatch
-from loopwm.core.looped import LoopedCore
+from loopwm.core.looped import CoreOutput, LoopedCore
 from loopwm.runtime import attention_products
 from loopwm.text.data.tree_attention import BranchMask, PackedMask, TreeMask, tree_attention
 from loopwm.text.model.attention import AttentionSlot, CopyAttention, RewardAttention
@@ -170,11 +170,7 @@ class LoopWMModel(LoopWMPreTrainedModel):
             out = self.core.forward_sampled(x, inputs.shared, inputs.attend, depth, initial)
         else:
             out = self.core(x, inputs.shared, inputs.attend, depth, exit_columns, initial)
-        final, latent = self._final(out.h, inputs), out.h
-        if self.reward_attention is not None:
-            slot = self.config.reward_slot
-            context = self.reward_attention(out.h, out.state, inputs.shared, inputs.attend, slot)
-            latent = torch.cat([out.h, context], -1)
+        final = self._final(out.h, inputs)
         # Nothing to fill in training: stages of a row share its depth.
         if isinstance(past_key_values, States) and not isinstance(depth, DepthPlan):
             limit, columns = as_rule(depth).limit, inputs_embeds.shape[1]
@@ -182,7 +178,7 @@ class LoopWMModel(LoopWMPreTrainedModel):
         return LoopWMOutput(
             last_hidden_state=final,
             past_key_values=past_key_values,  # type: ignore[arg-type]  # a KVCache stands in for a Cache
-            latent=latent,
+            latent=self._latent(out, inputs),
             state=out.state,
             previous_state=out.previous_state,
             loops=out.loops,
@@ -221,6 +217,13 @@ class LoopWMModel(LoopWMPreTrainedModel):
             slot = self.config.core.copy_slot
             final = final + self.copy(final, inputs.embeds, inputs.shared, inputs.attend, slot)
         return final
+
+    def _latent(self, out: CoreOutput, inputs: _Inputs) -> Tensor:
+        if self.reward_attention is None:
+            return out.h
+        slot = self.config.reward_slot
+        context = self.reward_attention(out.h, out.state, inputs.shared, inputs.attend, slot)
+        return torch.cat([out.h, context], -1)
 
     def _causal_mask(
         self, embeds: Tensor, attention_mask: Tensor | None, cache: Cache | KVCache | None, position_ids: Tensor
