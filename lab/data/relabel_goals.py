@@ -32,7 +32,7 @@ POLICY = "other-goal"
 STATES = {"clean": "clean", "heat": "hot", "cool": "cool"}
 _OPPOSITES = {"heat": "cool", "cool": "heat"}
 _CONTENTS = re.compile(r"(?:On the|The) (\w+ \d+)(?: is (?:open|closed)\. In it)?, you see (.*?)\.(?:\n|$| )")
-_BOX = re.compile(r"\b(\w+) box\b")
+BOX = re.compile(r"\b(\w+) box\b")
 LOST = -FULL_SCORE
 """Score of a game of ScienceWorld that is lost."""
 
@@ -167,14 +167,19 @@ def under(episode: Episode, goal: Goal, rng: Random) -> Episode | None:
     return replace(episode, goal=text, variation=f"{episode.variation}/{text}", policy=POLICY, steps=tuple(steps))
 
 
+def boxes_of(text: str) -> list[str]:
+    """Return the colours of the boxes that a text names, each once."""
+    return list(dict.fromkeys(BOX.findall(text)))
+
+
 def exchanged(episode: Episode) -> Episode | None:
     """Return the episode with the boxes of its goal exchanged, None if it does not end at the right one of two."""
-    colours = list(dict.fromkeys(_BOX.findall(episode.goal)))
+    colours = boxes_of(episode.goal)
     last = episode.steps[-1]
-    if len(colours) != 2 or last.score != FULL_SCORE or not _BOX.search(last.action or ""):
+    if len(colours) != 2 or last.score != FULL_SCORE or not BOX.search(last.action or ""):
         return None
     other = dict(zip(colours, reversed(colours), strict=True))
-    goal = _BOX.sub(lambda box: f"{other[box[1]]} box", episode.goal)
+    goal = BOX.sub(lambda box: f"{other[box[1]]} box", episode.goal)
     first = replace(episode.steps[0], observation=episode.steps[0].observation.replace(episode.goal, goal))
     steps = (first, *episode.steps[1:-1], replace(last, score=LOST))
     return replace(episode, goal=goal, variation=f"{episode.variation}/exchanged", policy=POLICY, steps=steps)

@@ -15,7 +15,8 @@ import argparse
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -27,17 +28,20 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from lab.agents.searcher import Goal, parse_goal
+from lab.studies.box_rows import BOX_FACTS, Boxes, box_taught
 from lab.studies.goal_rows import (
     FACTS,
     LONGEST,
-    MOVED_FACT,
+    UNKNOWN,
     Batch,
     Extent,
     Kinds,
     Row,
     Shown,
     decided_by_the_action,
+    goal_taught,
     nearly_reached,
+    reward_taught,
     show,
 )
 from loopwm.core.block import AttentionInputs, rotary_angles
@@ -69,11 +73,9 @@ ALL_GOALS_FROM = 4
 LIKE_SHARE = 0.85
 """Share of missed goals that are drawn to be like one that was won."""
 ROWS, READ_TOGETHER = 24, 12
-OTHERS_SHARE = 0.35
-"""Share of batches of other episodes, of which there are half as many rows."""
-FACTS_WEIGHT, ENDS_WEIGHT = 2.0, 2.0
-MOVED_WEIGHT, EARLIER_WEIGHT = 0.5, 0.1
-"""Weights of a row's slots before the last: of actions that put something down, of others."""
+OTHERS_SHARE, BOXES_SHARE = 0.35, 0.2
+"""Shares of rows and batches of other episodes and of boxes."""
+FACTS_WEIGHT, ENDS_WEIGHT = 1.0, 1.5
 FALL = 0.35
 """Share of the updates over which the rate falls to zero."""
 
@@ -115,7 +117,7 @@ def read_rows(model: WorldModel, parts: Iterable[Shown]) -> list[Row]:
         for (ids, part), state_LD, h_LD in zip(some, out.state.half(), out.latent[..., :width].half(), strict=True):
             slots = (ids == slot_id).nonzero()[-len(part.points) :, 0]
             row = state_LD[: len(ids)].clone(), h_LD[: len(ids)].clone()
-            rows.append(Row(*row, slots, part.points, part.ends, part.facts))
+            rows.append(Row(*row, slots, part.points, part.ends, part.weights, part.facts))
     return rows
 
 
@@ -139,19 +141,15 @@ def outcomes(model: LoopWMForCausalLM, batch: Batch) -> tuple[Tensor, Tensor, Te
 def batch_loss(model: LoopWMForCausalLM, facts: nn.ModuleList, batch: Batch) -> tuple[Tensor, float]:
     """Return the loss of a batch and the cross-entropy of rewards at its last slots. facts: the auxiliary heads."""
     outcome, points, continuation = outcomes(model, batch)
-    real, last = batch.real.flatten(), batch.last.flatten()
+    weights, values = batch.weights.flatten(), batch.facts.flatten(0, 1)
     paid = F.cross_entropy(points, batch.points.flatten(), reduction="none")
-    ends = F.binary_cross_entropy_with_logits(continuation, 1 - batch.ends.flatten(), reduction="none")
-    if batch.facts is None:
-        loss = (paid + ENDS_WEIGHT * ends)[real].mean()
-    else:
-        facts_NF = batch.facts.flatten(0, 1)
-        weight = torch.where(facts_NF[:, MOVED_FACT] > 0, MOVED_WEIGHT, EARLIER_WEIGHT)
-        weight = torch.where(last, torch.ones(()), weight) * real
-        losses = [F.cross_entropy(head(outcome), facts_NF[:, i], reduction="none") for i, head in enumerate(facts)]
-        named = torch.stack(losses).mean(0)
-        loss = ((paid + ends) * weight).sum() / last.sum() + FACTS_WEIGHT * (named * weight).sum() / weight.sum()
-    return loss, float(paid.detach()[last].mean())
+    losses = paid + ENDS_WEIGHT * F.binary_cross_entropy_with_logits(
+        continuation, 1 - batch.ends.flatten(), reduction="none"
+    )
+    for i, head in enumerate(facts):
+        named = F.cross_entropy(head(outcome), values[:, i], ignore_index=UNKNOWN, reduction="none")
+        losses = losses + FACTS_WEIGHT / len(facts) * named
+    return (losses * weights).sum() / weights.sum(), float(paid.detach()[batch.last.flatten()].mean())
 
 
 class Goals:
@@ -205,10 +203,16 @@ def likenesses(goal: Goal) -> list[Likeness]:
 
 
 def parts_of_goals(model: WorldModel, goals: Goals, rng: Random) -> Iterator[Shown]:
-    kinds = Kinds()
+    teach = partial(goal_taught, kinds=Kinds())
     while True:
         extent = WHOLE if rng.random() < WHOLE_SHARE else rng.choice(PARTS)
-        yield show(model, goals.draw(extent, rng), extent, kinds, rng)
+        yield show(model, goals.draw(extent, rng), extent, teach, rng)
+
+
+def parts_of_boxes(model: WorldModel, boxes: Boxes, rng: Random) -> Iterator[Shown]:
+    while True:
+        extent = WHOLE if rng.random() < WHOLE_SHARE else Extent(None, rng.randint(2, 28))
+        yield show(model, boxes.draw(rng), extent, box_taught, rng)
 
 
 def parts_of_others(model: WorldModel, folders: Sequence[Sequence[Episode]], rng: Random) -> Iterator[Shown]:
@@ -218,7 +222,7 @@ def parts_of_others(model: WorldModel, folders: Sequence[Sequence[Episode]], rng
         if rng.random() < 0.6:
             episode = cut(episode, rng)
         extent = WHOLE if rng.random() < WHOLE_SHARE else Extent(None, rng.randint(3, 28))
-        yield show(model, episode, extent, None, rng)
+        yield show(model, episode, extent, reward_taught, rng)
 
 
 def cut(episode: Episode, rng: Random) -> Episode:
@@ -226,24 +230,33 @@ def cut(episode: Episode, rng: Random) -> Episode:
     return replace(episode, steps=episode.steps[: rng.randint(2, len(episode.steps))])
 
 
-def fit(
-    model: LoopWMForCausalLM, goals: Sequence[Row], others: Sequence[Row], updates: int, rate: float, rng: Random
-) -> None:
+@dataclass(frozen=True)
+class Lesson:
+    """Rows with the same facts. values: of each fact. share: of the batches."""
+
+    rows: Sequence[Row]
+    values: Sequence[int]
+    share: float
+
+
+def fit(model: LoopWMForCausalLM, lessons: Sequence[Lesson], updates: int, rate: float, rng: Random) -> None:
     """Fit by AdamW. The rate rises over 100 updates and falls over the last FALL."""
-    facts = nn.ModuleList(nn.Linear(model.config.hidden_size, size) for size in FACTS)
+    width = model.config.hidden_size
+    facts = [nn.ModuleList(nn.Linear(width, size) for size in lesson.values) for lesson in lessons]
     attention, heads, outcome = reward_parts(model)
     fitted = [p for part in (attention, outcome, heads.points, heads.continuation) for p in part.parameters()]
-    optimizer = torch.optim.AdamW([*fitted, *facts.parameters()], betas=(0.9, 0.95), weight_decay=0.05)
+    auxiliary = [p for part in facts for p in part.parameters()]
+    optimizer = torch.optim.AdamW([*fitted, *auxiliary], betas=(0.9, 0.95), weight_decay=0.05)
     progress = tqdm(range(updates), unit="step")
     for update in progress:
         optimizer.param_groups[0]["lr"] = rate * min(1.0, (update + 1) / 100, (updates - update) / (FALL * updates))
-        rows = others if others and rng.random() < OTHERS_SHARE else goals
-        loss, paid = batch_loss(model, facts, Batch.of(_neighbours(rows, rng)))
+        (chosen,) = rng.choices(range(len(lessons)), [lesson.share for lesson in lessons])
+        loss, paid = batch_loss(model, facts[chosen], Batch.of(_neighbours(lessons[chosen].rows, rng)))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(fitted, 1.0)
         optimizer.step()
-        if rows is goals:
+        if chosen == 0:
             progress.set_postfix(loss=f"{paid:.3f}", refresh=False)
 
 
@@ -258,7 +271,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, required=True, help="checkpoint folder")
     parser.add_argument("--goals", type=Path, nargs="+", required=True, help="episodes of ALFWorld, also relabelled")
     parser.add_argument("--others", type=Path, nargs="+", default=[], help="episodes whose rewards stand as they are")
-    parser.add_argument("--rows", type=positive, default=12000, help="of goals to read (default: %(default)s)")
+    parser.add_argument("--rows", type=positive, default=20000, help="to read (default: %(default)s)")
     parser.add_argument("--updates", type=positive, default=8000, help="of 24 rows each (default: %(default)s)")
     parser.add_argument("--rate", type=above_zero, default=2e-3, help="learning rate (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
@@ -275,8 +288,16 @@ def run(args: argparse.Namespace) -> None:
     fitted = with_reward_attention(model)
     world_model, goals = WorldModel(model, tokenizer), Goals(recorded_episodes(args.goals))
     folders = [[one for one in recorded_episodes([folder]) if len(one.steps) > 1] for folder in args.others]
-    rows = read_rows(world_model, islice(parts_of_goals(world_model, goals, rng), args.rows))
-    count = args.rows // 2 if folders else 0
-    others = read_rows(world_model, islice(parts_of_others(world_model, folders, rng), count))
-    fit(fitted, rows, others, args.updates, args.rate, rng)
+    boxes = Boxes(one for folder in folders for one in folder)
+    lessons: list[tuple[Iterator[Shown], tuple[int, ...], float]]
+    lessons = [(parts_of_goals(world_model, goals, rng), FACTS, 1.0 - OTHERS_SHARE - BOXES_SHARE)]
+    if folders:
+        lessons.append((parts_of_others(world_model, folders, rng), (), OTHERS_SHARE))
+    if boxes:
+        lessons.append((parts_of_boxes(world_model, boxes, rng), BOX_FACTS, BOXES_SHARE))
+    read = [
+        Lesson(read_rows(world_model, islice(parts, round(share * args.rows))), values, share)
+        for parts, values, share in lessons
+    ]
+    fit(fitted, read, args.updates, args.rate, rng)
     export_model(fitted, tokenizer, args.out, TrainingEpisodes.load(args.model))

@@ -5,7 +5,7 @@ Shape suffixes: B rows, L positions, D width, S slots, F facts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
@@ -38,6 +38,20 @@ moved, where to, what is held; whether that was cleaned, heated and cooled; how 
 MOVED_FACT = 5
 """Index of what was moved."""
 
+MOVED_WEIGHT, EARLIER_WEIGHT = 0.5, 0.1
+"""Weights of a row's slots before the last: of actions that put something down, of others."""
+
+UNKNOWN = -100
+"""Value of a fact that is not taught."""
+
+
+@dataclass(frozen=True)
+class Taught:
+    """What is taught at each action of an episode: facts, none of them for (), and the weight of all its losses."""
+
+    facts: Sequence[Sequence[int]]
+    weights: Sequence[float]
+
 
 @dataclass(frozen=True)
 class Extent:
@@ -54,13 +68,14 @@ class Extent:
 class Shown:
     """A prompt up to an action without its answer.
 
-    points, ends: (S,) of its last S actions. facts: (S, F), None where they are not known.
+    points, ends, weights: (S,) of its last S actions. facts: (S, F).
     """
 
     text: str
     points: Tensor
     ends: Tensor
-    facts: Tensor | None
+    weights: Tensor
+    facts: Tensor
 
 
 @dataclass(frozen=True)
@@ -75,39 +90,39 @@ class Row:
     slots: Tensor
     points: Tensor
     ends: Tensor
-    facts: Tensor | None
+    weights: Tensor
+    facts: Tensor
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows, padded at the end: state and h (B, L, D); slots, points, ends (B, S), facts (B, S, F).
+    """Rows, padded at the end: state and h (B, L, D); slots, points, ends, weights (B, S), facts (B, S, F).
 
-    real: (B, S) whether a slot is no padding. last: (B, S) whether it is a row's last.
+    last: (B, S) whether a slot is a row's last. Padding has weight zero.
     """
 
     state: Tensor
     h: Tensor
     slots: Tensor
-    real: Tensor
     last: Tensor
     points: Tensor
     ends: Tensor
-    facts: Tensor | None
+    weights: Tensor
+    facts: Tensor
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Batch:
-        facts = [row.facts for row in rows if row.facts is not None]
         count = torch.tensor([len(row.slots) for row in rows])[:, None]
         order = torch.arange(int(count.max()))
         return cls(
             pad_sequence([row.state.float() for row in rows], batch_first=True),
             pad_sequence([row.h.float() for row in rows], batch_first=True),
             pad_sequence([row.slots for row in rows], batch_first=True),
-            order < count,
             order == count - 1,
             pad_sequence([row.points for row in rows], batch_first=True).clamp(-MOST_POINTS, MOST_POINTS) + MOST_POINTS,
             pad_sequence([row.ends for row in rows], batch_first=True),
-            pad_sequence(facts, batch_first=True) if len(facts) == len(rows) else None,
+            pad_sequence([row.weights for row in rows], batch_first=True),
+            pad_sequence([row.facts for row in rows], batch_first=True),
         )
 
 
@@ -149,6 +164,18 @@ def facts_of(episode: Episode, kinds: Kinds) -> list[list[int]]:
     return rows
 
 
+def goal_taught(episode: Episode, kinds: Kinds) -> Taught:
+    """Return `FACTS` of an episode of ALFWorld. Raises InputError as `first_places` does."""
+    facts = facts_of(episode, kinds)
+    return Taught(facts, [MOVED_WEIGHT if row[MOVED_FACT] else EARLIER_WEIGHT for row in facts[:-1]] + [1.0])
+
+
+def reward_taught(episode: Episode) -> Taught:
+    """Return no facts: all actions have the same weight, one for all of an episode."""
+    count = len(episode.steps) - 1
+    return Taught([()] * count, [1 / count] * count)
+
+
 def decided_by_the_action(episode: Episode) -> bool:
     """Return True if the goal is one thing in one place: then the last action alone says whether it is reached."""
     goal = parse_goal(episode.goal)
@@ -173,8 +200,8 @@ def fewer_places(episode: Episode, count: int, rng: Random) -> str:
     return f"{head}{seen} " + ", ".join(f"a {place}" for place in places if place in names) + f".\n\n{task}{goal}"
 
 
-def show(model: WorldModel, episode: Episode, extent: Extent, kinds: Kinds | None, rng: Random) -> Shown:
-    """Show part of an episode. kinds: of facts to name, None for no facts."""
+def show(model: WorldModel, episode: Episode, extent: Extent, teach: Callable[[Episode], Taught], rng: Random) -> Shown:
+    """Show part of an episode."""
     first, *steps = episode.steps
     steps = steps[-extent.steps :]
     ahead = 1 if len(steps) == 1 or rng.random() >= AHEAD_SHARE else rng.randint(2, min(MOST_AHEAD, len(steps)))
@@ -183,9 +210,9 @@ def show(model: WorldModel, episode: Episode, extent: Extent, kinds: Kinds | Non
     context, _ = model.fit(Context(episode.goal, observation, history))
     text = render_context(context, model.slots)
     text += "".join(render_step(step.action or "", model.slots) for step in steps[-ahead:])
-    count = len(context.history) + ahead
-    facts = None if kinds is None else torch.tensor(facts_of(episode, kinds)[-count:])
-    return Shown(text, points_of(episode.steps)[-count:], ends_of(episode.steps)[-count:], facts)
+    count, taught = len(context.history) + ahead, teach(episode)
+    weights, facts = torch.tensor(taught.weights[-count:]), torch.tensor(taught.facts[-count:])
+    return Shown(text, points_of(episode.steps)[-count:], ends_of(episode.steps)[-count:], weights, facts)
 
 
 def points_of(steps: Sequence[Step]) -> Tensor:

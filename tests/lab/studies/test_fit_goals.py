@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -12,16 +13,22 @@ from torch import Tensor
 
 from lab.__main__ import main
 from lab.studies import fit_goals, goal_rows
-from lab.studies.fit_goals import Goals, batch_loss, fit, outcomes, read_rows, with_reward_attention
+from lab.studies.fit_goals import Goals, Lesson, batch_loss, fit, outcomes, read_rows, with_reward_attention
 from lab.studies.goal_rows import (
+    EARLIER_WEIGHT,
     FACTS,
+    MOVED_WEIGHT,
+    UNKNOWN,
     Batch,
     Extent,
     Kinds,
     Row,
+    Taught,
     decided_by_the_action,
     facts_of,
+    goal_taught,
     nearly_reached,
+    reward_taught,
     show,
 )
 from loopwm.records.episodes import Episode, Step, write_episodes
@@ -63,15 +70,21 @@ def model(tokenizer) -> WorldModel:
     return WorldModel(random, tokenizer)
 
 
-def rows_of(model: WorldModel, episodes: list[Episode], extent: Extent, kinds: Kinds | None = None) -> list[Row]:
-    return read_rows(model, [show(model, one, extent, kinds, Random(0)) for one in episodes])
+def rows_of(
+    model: WorldModel, episodes: list[Episode], extent: Extent, teach: Callable[[Episode], Taught] = reward_taught
+) -> list[Row]:
+    return read_rows(model, [show(model, one, extent, teach, Random(0)) for one in episodes])
+
+
+def teach_goals(episode: Episode) -> Taught:
+    return goal_taught(episode, Kinds())
 
 
 def predicted(model: WorldModel, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return expected rewards and continuation of the real slots of a batch."""
     _, points, continuation = outcomes(model.model, batch)
     values = torch.arange(-MOST_POINTS, MOST_POINTS + 1.0)
-    real = batch.real.flatten()
+    real = batch.weights.flatten() > 0
     return (points.softmax(-1) @ values)[real], continuation.sigmoid()[real]
 
 
@@ -111,16 +124,36 @@ def test_padding_changes_nothing(model) -> None:
         torch.testing.assert_close(ours, torch.cat(expected), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kinds", [Kinds(), None])
-def test_padding_is_not_taught(model, kinds) -> None:
-    rows = rows_of(model, [EPISODES[0], replace(EPISODES[3], steps=EPISODES[3].steps[:2])], Extent(None, 99), kinds)
-    heads = torch.nn.ModuleList(torch.nn.Linear(model.model.config.hidden_size, size) for size in FACTS)
-    batch = Batch.of(rows)
-    other = replace(
-        batch, points=torch.where(batch.real, batch.points, 200), ends=torch.where(batch.real, batch.ends, 1)
-    )
+def heads_of(model: WorldModel, values: Sequence[int]) -> torch.nn.ModuleList:
+    return torch.nn.ModuleList(torch.nn.Linear(model.model.config.hidden_size, size) for size in values)
+
+
+@pytest.mark.parametrize(("teach", "values"), [(teach_goals, FACTS), (reward_taught, ())])
+def test_padding_is_not_taught(model, teach, values) -> None:
+    rows = rows_of(model, [EPISODES[0], replace(EPISODES[3], steps=EPISODES[3].steps[:2])], Extent(None, 99), teach)
+    heads, batch = heads_of(model, values), Batch.of(rows)
+    real = batch.weights > 0
+    other = replace(batch, points=torch.where(real, batch.points, 200), ends=torch.where(real, batch.ends, 1))
     assert not torch.equal(other.points, batch.points)
     assert batch_loss(model.model, heads, other)[0] == batch_loss(model.model, heads, batch)[0]
+
+
+def test_an_unknown_fact_is_not_taught(model) -> None:
+    batch = Batch.of(rows_of(model, EPISODES, BARE, teach_goals))
+    heads, unknown = heads_of(model, FACTS), torch.full_like(batch.facts, UNKNOWN)
+    taught, none_taught, no_heads = (
+        batch_loss(model.model, given, replace(batch, facts=facts))[0]
+        for given, facts in ((heads, batch.facts), (heads, unknown), (heads_of(model, ()), batch.facts))
+    )
+    assert taught > none_taught
+    torch.testing.assert_close(none_taught, no_heads)
+
+
+def test_actions_that_put_something_down_weigh_more_than_others() -> None:
+    take, move = EPISODES[0].steps[1:]
+    again = replace(EPISODES[0], steps=(*EPISODES[0].steps, take, move))
+    assert goal_taught(again, Kinds()).weights == [EARLIER_WEIGHT, MOVED_WEIGHT, EARLIER_WEIGHT, 1]
+    assert reward_taught(again).weights == [0.25] * 4
 
 
 def test_a_model_without_the_attention_gets_one_that_changes_no_text(tokenizer) -> None:
@@ -190,7 +223,7 @@ def test_the_rate_rises_and_falls_to_zero(model, monkeypatch) -> None:
         step(optimizer)
 
     monkeypatch.setattr(torch.optim.AdamW, "step", recorded)
-    fit(model.model, rows_of(model, EPISODES, BARE, Kinds()), [], 200, 1.0, Random(0))
+    fit(model.model, [Lesson(rows_of(model, EPISODES, BARE, teach_goals), FACTS, 1.0)], 200, 1.0, Random(0))
     assert [rates[i] for i in (0, 49, 99, 129, 165, 199)] == pytest.approx([0.01, 0.5, 1, 1, 0.5, 1 / 70])
 
 
@@ -215,11 +248,12 @@ def test_stages_show_some_places_and_the_one_that_counts() -> None:
 
 def test_the_command_fits_rewards_and_changes_nothing_else(model, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(fit_goals, "PARTS", (BARE,))
+    monkeypatch.setattr(fit_goals, "WHOLE_SHARE", 0.0)
     save_checkpoint(tmp_path / "model", random_model(prediction_heads=True).bfloat16())
     write_episodes(tmp_path / "goals.jsonl", EPISODES)
     lookers = [replace(one, env="scienceworld", steps=one.steps[:2]) for one in EPISODES[:3]]
     write_episodes(tmp_path / "others.jsonl", lookers)
-    given = ["--model", str(tmp_path / "model"), "--goals", str(tmp_path / "goals.jsonl"), "--rows", "40"]
+    given = ["--model", str(tmp_path / "model"), "--goals", str(tmp_path / "goals.jsonl"), "--rows", "90"]
     given += ["--others", str(tmp_path / "others.jsonl"), "--rate", "0.01", "--updates", "250"]
     assert main(["fit-goals", *given, "--out", str(tmp_path / "out")]) == 0
     old, new = (load_checkpoint(tmp_path / name)[0] for name in ("model", "out"))
