@@ -8,6 +8,7 @@ from loopwm.records.command import command_parser, exit_status
 COMMANDS: dict[str, tuple[str, str]] = {
     "study": ("lab.studies.command", "answer a question about the model by a written protocol"),
     "plan": ("lab.studies.plan", "compare an agent that looks ahead in the model with itself without"),
+    "imagined-policy": ("lab.studies.imagined_policy", "improve a policy in imagination and play it in real games"),
     "search": ("lab.studies.search", "count the steps of an agent that looks where a model imagines things"),
     "plan-transfer": (
         "lab.agents.plan_transfer",

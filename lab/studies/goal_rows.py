@@ -47,7 +47,7 @@ UNKNOWN = -100
 
 @dataclass(frozen=True)
 class Taught:
-    """What is taught at each action of an episode: facts, none of them for (), and the weight of all its losses."""
+    """Lesson of each action of an episode: its facts, none of them for (), and the weight of all its losses."""
 
     facts: Sequence[Sequence[int]]
     weights: Sequence[float]

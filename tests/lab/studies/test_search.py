@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,92 +12,15 @@ from data_prep.environments import ENVIRONMENTS
 from lab.agents.real_world import Game, RealWorld
 from lab.agents.searcher import Goal, Searcher, parse_goal
 from lab.studies.search import ARMS, Imagined, Table, listed, measure, play_game, shuffled
-from loopwm.records.episodes import Episode, Step
+from loopwm.records.episodes import Episode
 from loopwm.records.errors import InputError
 from loopwm.records.files import PACKAGED
 from loopwm.records.template import Context, Transition
 from loopwm.text.world import WorldModel
 from loopwm.worlds.local import LocalWorlds
-
-START = (
-    "You are in the middle of a room. Looking quickly around you, you see a cabinet 2, a cabinet 1, a countertop 1, "
-    "a fridge 1, a microwave 1, and a desklamp 1.\n\nYour task is to: "
-)
-
+from tests.fixtures.kitchen import START, Kitchen
 
 SIGHTS = {"go to fridge 1": "The fridge 1 is closed.", "go to desk 1": "On the desk 1, you see nothing."}
-
-
-class Kitchen:
-    """One mug in the closed fridge; cabinet 1 and the countertop share a spot."""
-
-    name = "kitchen"
-    looks: tuple[str, ...] = ("look",)
-    families: Mapping[str, tuple[str, ...]] = {"put": ("put",)}
-    solver = "expert"
-
-    def __init__(self) -> None:
-        self._here, self._held, self._hot, self._open = "", False, False, False
-
-    def tasks(self) -> list[str]:
-        return ["put"]
-
-    def splits(self) -> list[str]:
-        return ["dev"]
-
-    def variations(self, task: str, split: str) -> list[str]:
-        return ["plain", "hot", "built/put-1-99"]
-
-    def reset(self, task: str, variation: int | str) -> Step:
-        self.__init__()  # type: ignore[misc]
-        self._goal = "put a hot mug in cabinet." if variation == "hot" else "put some mug on cabinet."
-        return Step(None, START + self._goal, 0, False)
-
-    def goal(self) -> str:
-        return f"Your task is to: {self._goal}"
-
-    def hidden_state(self) -> str | None:
-        return None
-
-    def step(self, action: str) -> Step:
-        text = self._answer(action)
-        won = text.endswith("to the cabinet 2.") and (self._hot or "hot" not in self._goal)
-        return Step(action, text, 100 if won else 0, won)
-
-    def _answer(self, action: str) -> str:
-        spots = {"cabinet 1": "countertop 1"}
-        if action.startswith("go to "):
-            place = action.removeprefix("go to ")
-            if spots.get(place, place) == self._here:
-                return "Nothing happens."
-            self._here = spots.get(place, place)
-            return f"You arrive at {place}. {self._sight(place)}"
-        if action.startswith("examine "):
-            return self._sight(action.removeprefix("examine "))
-        if action == "open fridge 1" and self._here == "fridge 1":
-            self._open = True
-            return f"You open the fridge 1. {self._sight('fridge 1')}"
-        if action == "take mug 1 from fridge 1" and self._open and self._here == "fridge 1":
-            self._held = True
-            return "You pick up the mug 1 from the fridge 1."
-        if action == "heat mug 1 with microwave 1" and self._held and self._here == "microwave 1":
-            self._hot = True
-            return "You heat the mug 1 using the microwave 1."
-        if action == "move mug 1 to cabinet 2" and self._held and self._here == "cabinet 2":
-            return "You move the mug 1 to the cabinet 2."
-        return "Nothing happens."
-
-    def _sight(self, place: str) -> str:
-        if place != "fridge 1":
-            return f"On the {place}, you see nothing."
-        things = "nothing" if self._held else "a mug 1"
-        return f"The fridge 1 is open. In it, you see {things}." if self._open else "The fridge 1 is closed."
-
-    def exhausted(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.fixture
