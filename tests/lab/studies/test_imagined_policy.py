@@ -119,7 +119,7 @@ def test_what_is_drawn_has_the_probability_that_is_kept(model, policy) -> None:
     (episode,) = Imagination(model, 1, 0).episodes(policy, [START], 1)
     (chosen,) = episode.chosen
     assert len(chosen.choice.actions) == len(actions_in_reach(START))
-    expected = policy(Choices.of([chosen.choice])).log_softmax(-1)[0, chosen.index]
+    expected = policy(Choices.of([chosen.choice])).log_softmax(-1)[0, chosen.index].detach()
     assert chosen.log_probability == pytest.approx(float(expected), abs=1e-4)
 
 
