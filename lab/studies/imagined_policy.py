@@ -1,12 +1,13 @@
 """Imagined policy: a policy of ALFWorld cloned from few episodes, and improved in imagination alone.
 
     cloned    behaviour cloning of expert episodes of train games
-    imagined  the clone, then GRPO (Shao et al., 2024) in imagined worlds that start as the same split's games do
+    imagined  the clone, then GRPO (Shao et al., 2024) in imagined worlds that start from states of the same episodes,
+              or as other train games do
 
 Observations are sampled from the model. An imagined episode is won where the model predicts the points of a win; its
 advantage is against the episodes of the same start. Both arms play every game of a split in the real world, once, by
-the most probable action (`lab/agents/latent_policy.py`). No real step is taken in training, and none of a test game is
-seen. Rerun the command to resume.
+the most probable action (`lab/agents/latent_policy.py`). After cloning, training takes no real step. Rerun the command
+to resume.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from loopwm.records.episodes import Episode, recorded_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.files import write_atomic, write_json
 from loopwm.records.provenance import provenance
-from loopwm.records.template import Context, ContextTooLongError
+from loopwm.records.template import Context, ContextTooLongError, Transition
 from loopwm.text.world import WorldModel
 
 EXAMPLE = (
@@ -59,8 +60,7 @@ ENTROPY_WEIGHT = 0.003
 DISCOUNT = 0.97
 """Of a win for each step before it."""
 
-TIDY = ("close ", "examine ")
-"""Actions of the expert that change nothing for the goal, left out of demonstrations."""
+NEW_SHARE = 0.25
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,48 @@ class Chosen:
     advantage: float = 1.0
 
 
+@dataclass(frozen=True)
+class Start:
+    """A state to imagine from, at most `limit` steps."""
+
+    context: Context
+    limit: int
+
+
+class Starts:
+    """Draws of starts, NEW_SHARE of them first observations of games, the others states of demonstrations."""
+
+    def __init__(self, demonstrations: Iterable[Episode], games: Iterable[Episode], limit: int) -> None:
+        """Limit: imagined steps from a first observation; half of them from a state of a demonstration."""
+        self._new = [Start(context_at(game, 0), limit) for game in games]
+        self._begun = [
+            Start(context_at(episode, count), limit // 2)
+            for episode in demonstrations
+            for count in range(1, len(tidy_steps(episode)))
+        ]
+
+    def draw(self, count: int, rng: Random) -> list[Start]:
+        new = round(NEW_SHARE * count)
+        return rng.choices(self._new, k=new) + rng.choices(self._begun, k=count - new)
+
+
+def tidy_steps(episode: Episode) -> list[Transition]:
+    """Return the steps of an expert but those that change nothing for the goal."""
+    steps = [Transition(step.action or "", step.observation) for step in episode.steps[1:]]
+    return [step for step in steps if not step.action.startswith(("close ", "examine "))]
+
+
+def context_at(episode: Episode, count: int) -> Context:
+    """Return the context after `count` of the tidy steps."""
+    return Context(episode.goal, episode.steps[0].observation, tuple(tidy_steps(episode)[:count]))
+
+
 @dataclass
 class ImaginedEpisode:
     """One imagined episode. start: index of its start. outcome: discounted win, 0 for none."""
 
     start: int
+    limit: int
     reading: Reading
     chosen: list[Chosen] = field(default_factory=list)
     outcome: float = 0.0
@@ -86,17 +123,13 @@ class ImaginedEpisode:
 
 def demonstrated(model: WorldModel, episode: Episode) -> Iterator[Chosen]:
     """Yield the choices of an expert, up to the limit of the context."""
-    first, *steps = episode.steps
-    reading = Reading(model, Context(episode.goal, first.observation))
-    for step in steps:
-        action = step.action or ""
-        if action.startswith(TIDY):
-            continue
+    reading = Reading(model, context_at(episode, 0))
+    for step in tidy_steps(episode):
         actions = actions_in_reach(reading.context)
-        if action in actions:
-            yield Chosen(reading.look(actions)[1], actions.index(action))
+        if step.action in actions:
+            yield Chosen(reading.look(actions)[1], actions.index(step.action))
         try:
-            reading.observe(action, step.observation)
+            reading.observe(step.action, step.observation)
         except ContextTooLongError:
             return
 
@@ -126,21 +159,23 @@ def _step(optimizer: torch.optim.Optimizer, policy: LatentPolicy, loss: torch.Te
 class Imagination:
     """ImaginedEpisode episodes of a policy. Draws of actions and observations go on from call to call."""
 
-    def __init__(self, model: WorldModel, max_steps: int, seed: int) -> None:
-        self._model, self._max_steps = model, max_steps
-        self._generator = torch.Generator().manual_seed(seed)
+    def __init__(self, model: WorldModel, seed: int) -> None:
+        self._model, self._generator = model, torch.Generator().manual_seed(seed)
 
     @torch.inference_mode()
-    def episodes(self, policy: LatentPolicy, starts: Sequence[Context], count: int) -> list[ImaginedEpisode]:
+    def episodes(self, policy: LatentPolicy, starts: Sequence[Start], count: int) -> list[ImaginedEpisode]:
         """Imagine `count` episodes of each start together."""
-        readings = [Reading(self._model, start) for start in starts]
-        episodes = [ImaginedEpisode(i, copy(reading)) for i, reading in enumerate(readings) for _ in range(count)]
-        for step in range(self._max_steps):
-            if running := [episode for episode in episodes if not episode.over]:
-                self._step(policy, running, DISCOUNT**step)
+        readings = [Reading(self._model, start.context) for start in starts]
+        episodes = [
+            ImaginedEpisode(i, start.limit, copy(reading))
+            for i, (start, reading) in enumerate(zip(starts, readings, strict=True))
+            for _ in range(count)
+        ]
+        while running := [one for one in episodes if not one.over and len(one.chosen) < one.limit]:
+            self._step(policy, running)
         return episodes
 
-    def _step(self, policy: LatentPolicy, episodes: Sequence[ImaginedEpisode], win: float) -> None:
+    def _step(self, policy: LatentPolicy, episodes: Sequence[ImaginedEpisode]) -> None:
         after = []
         for episode in episodes:
             worlds, choice = episode.reading.look(actions_in_reach(episode.reading.context))
@@ -152,7 +187,7 @@ class Imagination:
         for episode, world, text in zip(episodes, after, texts, strict=True):
             choice, index = episode.chosen[-1].choice, episode.chosen[-1].index
             if float(self._model.predictions(world).reward) >= WIN:
-                episode.outcome, episode.over = win, True
+                episode.outcome, episode.over = DISCOUNT ** (len(episode.chosen) - 1), True
                 continue
             try:
                 episode.reading.observe(choice.actions[index], text)
@@ -188,7 +223,9 @@ def improve(policy: LatentPolicy, chosen: Sequence[Chosen], optimizer: torch.opt
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--demonstrations", type=Path, nargs="+", required=True, metavar="FILE", help="expert episodes to clone")
-    add("--starts", type=Path, nargs="+", required=True, metavar="FILE", help="episodes whose starts are imagined from")
+    add(
+        "--starts", type=Path, nargs="+", required=True, metavar="FILE", help="train games, to imagine from their start"
+    )
     add("--out", type=Path, required=True, help="folder of the results")
     add("--model", type=Path, default=Path("loopwm/pretrained"), help="checkpoint folder (default: %(default)s)")
     add("--split", default="valid_seen", help="split of the games that are played (default: %(default)s)")
@@ -196,9 +233,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--epochs", type=positive, default=4, help="of cloning (default: %(default)s)")
     add("--rate", type=above_zero, default=1e-3, help="learning rate of cloning (default: %(default)s)")
     add("--rounds", type=at_least_zero, default=8, help="of imagined episodes (default: %(default)s)")
-    add("--round-starts", type=positive, default=16, help="starts of a round (default: %(default)s)")
-    add("--group", type=positive, default=8, help="imagined episodes of a start (default: %(default)s)")
-    add("--imagined-steps", type=positive, default=25, help="most of an imagined episode (default: %(default)s)")
+    add("--round-starts", type=positive, default=24, help="starts of a round (default: %(default)s)")
+    add("--group", type=positive, default=6, help="imagined episodes of a start (default: %(default)s)")
+    add("--imagined-steps", type=positive, default=24, help="most from a first observation (default: %(default)s)")
     add("--imagined-rate", type=above_zero, default=3e-4, help="learning rate in imagination (default: %(default)s)")
     add("--max-steps", type=positive, default=40, help="environment steps of a game (default: %(default)s)")
     add("--seed", type=int, default=0, help="of all draws (default: 0)")
@@ -223,39 +260,34 @@ def run(args: argparse.Namespace) -> None:
 
 def train(model: WorldModel, args: argparse.Namespace, folder: PredictionFolder) -> dict[str, LatentPolicy]:
     """Return the policy of each arm, from the last round that was written."""
-    cloned, path = LatentPolicy(model.model), folder.path / "cloned.pt"
+    cloned, path, rng = LatentPolicy(model.model), folder.path / "cloned.pt", Random(args.seed)
+    demonstrations = rng.sample(_alfworld(args.demonstrations), args.count)
     if path.exists():
         cloned.load_state_dict(torch.load(path))
     else:
-        rng = Random(args.seed)
-        torch.manual_seed(args.seed)
-        episodes = rng.sample(_alfworld(args.demonstrations), args.count)
         with torch.inference_mode():
-            shown = [one for episode in tqdm(episodes, unit="episode") for one in demonstrated(model, episode)]
-        clone(cloned, shown, args.epochs, args.rate, rng)
+            chosen = [one for episode in tqdm(demonstrations, unit="episode") for one in demonstrated(model, episode)]
+        clone(cloned, chosen, args.epochs, args.rate, rng)
         _save(cloned.state_dict(), path)
-    return {"cloned": cloned, "imagined": imagine_rounds(model, cloned, args, folder)}
+    starts = Starts(demonstrations, _alfworld(args.starts), args.imagined_steps)
+    return {"cloned": cloned, "imagined": imagine_rounds(model, cloned, starts, args, folder)}
 
 
 def imagine_rounds(
-    model: WorldModel, cloned: LatentPolicy, args: argparse.Namespace, folder: PredictionFolder
+    model: WorldModel, cloned: LatentPolicy, starts: Starts, args: argparse.Namespace, folder: PredictionFolder
 ) -> LatentPolicy:
     """Improve a copy round by round; a line each of rounds.jsonl says how many imagined episodes were won."""
-    policy, path = deepcopy(cloned), folder.path / "imagined.pt"
+    policy, path, first = deepcopy(cloned), folder.path / "imagined.pt", 0
     optimizer = torch.optim.AdamW(policy.parameters(), lr=args.imagined_rate, betas=(0.9, 0.95), weight_decay=0.0)
-    done = 0
     if path.exists():
         saved = torch.load(path)
         policy.load_state_dict(saved["policy"])
         optimizer.load_state_dict(saved["optimizer"])
-        done = saved["rounds"]
-    starts = [Context(one.goal, one.steps[0].observation) for one in _alfworld(args.starts)]
-    Random(args.seed).shuffle(starts)
-    for number in tqdm(range(done, args.rounds), initial=done, total=args.rounds, unit="round"):
-        rng, first = Random(f"{args.seed}/{number}"), number * args.round_starts
-        some = [starts[i % len(starts)] for i in range(first, first + args.round_starts)]
-        imagination = Imagination(model, args.imagined_steps, rng.getrandbits(32))
-        episodes = imagination.episodes(policy, some, args.group)
+        first = saved["rounds"]
+    for number in tqdm(range(first, args.rounds), initial=first, total=args.rounds, unit="round"):
+        rng = Random(f"{args.seed}/{number}")
+        imagination = Imagination(model, rng.getrandbits(32))
+        episodes = imagination.episodes(policy, starts.draw(args.round_starts, rng), args.group)
         improve(policy, with_advantages(episodes), optimizer, rng)
         won_share = float(np.mean([episode.outcome > 0 for episode in episodes]))
         steps = sum(len(episode.chosen) for episode in episodes)
@@ -310,6 +342,7 @@ def make_results(plays: Plays, games: Sequence[Game], spec: Mapping[str, Any]) -
     cloned, imagined = ARMS
     return {
         "n": len(games),
+        "demonstrations": spec["count"],
         "arms": {arm: {"won": estimate(wins[arm]), "steps": estimate(steps[arm])} for arm in ARMS},
         "difference": {
             "won": estimate(wins[imagined] - wins[cloned]),

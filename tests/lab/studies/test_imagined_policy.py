@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from random import Random
 
@@ -18,13 +19,15 @@ from lab.studies.imagined_policy import (
     Chosen,
     Imagination,
     ImaginedEpisode,
+    Start,
+    Starts,
     clone,
+    context_at,
     demonstrated,
     improve,
     with_advantages,
 )
 from loopwm.records.episodes import Episode, write_episodes
-from loopwm.records.template import Context
 from loopwm.text.model.heads import Predictions
 from loopwm.text.world import WorldModel
 from tests.fixtures.kitchen import Kitchen
@@ -43,7 +46,7 @@ def expert(variation: str = "hot", *more: str) -> Episode:
     return Episode("alfworld", "put", variation, "train", "expert", goal, steps)
 
 
-START = Context(expert().goal, expert().steps[0].observation)
+START = Start(context_at(expert(), 0), 3)
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +77,18 @@ def test_a_clone_does_as_it_was_shown(model, policy) -> None:
     assert logits.argmax(-1).tolist() == [one.index for one in shown]
 
 
+def test_starts_are_states_of_demonstrations_and_first_observations() -> None:
+    starts = Starts([expert()], [expert("plain")], 10).draw(80, Random(0))
+    assert Counter((one.limit, len(one.context.history) > 0) for one in starts) == {(10, False): 20, (5, True): 60}
+    assert {len(one.context.history) for one in starts} == set(range(len(WAY)))
+    assert starts[-1].context.history[0].action == WAY[0]
+    assert "hot" in starts[-1].context.goal
+    assert "hot" not in starts[0].context.goal
+
+
 def imagined(outcomes: list[list[float]], chosen: list[Chosen]) -> list[ImaginedEpisode]:
     return [
-        ImaginedEpisode(start, None, list(chosen), outcome)  # type: ignore[arg-type]
+        ImaginedEpisode(start, 9, None, list(chosen), outcome)  # type: ignore[arg-type]
         for start, group in enumerate(outcomes)
         for outcome in group
     ]
@@ -107,7 +119,7 @@ def test_an_imagined_episode_ends_where_a_win_is_predicted(model, policy, monkey
     nothing = torch.zeros(1)
     monkeypatch.setattr(model, "predictions", lambda world: Predictions(torch.tensor([next(pays)]), *[nothing] * 3))
     monkeypatch.setattr(imagined_policy, "MOST_DECODED", 5)
-    lost, won = Imagination(model, 3, 0).episodes(policy, [START], 2)
+    lost, won = Imagination(model, 0).episodes(policy, [START], 2)
     assert (won.outcome, won.over, len(won.chosen)) == (DISCOUNT, True, 2)
     assert (lost.outcome, lost.over, len(lost.chosen)) == (0, False, 3)
     assert [step.action for step in lost.reading.context.history] == [
@@ -116,9 +128,9 @@ def test_an_imagined_episode_ends_where_a_win_is_predicted(model, policy, monkey
 
 
 def test_what_is_drawn_has_the_probability_that_is_kept(model, policy) -> None:
-    (episode,) = Imagination(model, 1, 0).episodes(policy, [START], 1)
+    (episode,) = Imagination(model, 0).episodes(policy, [replace(START, limit=1)], 1)
     (chosen,) = episode.chosen
-    assert len(chosen.choice.actions) == len(actions_in_reach(START))
+    assert len(chosen.choice.actions) == len(actions_in_reach(START.context))
     expected = policy(Choices.of([chosen.choice])).log_softmax(-1)[0, chosen.index].detach()
     assert chosen.log_probability == pytest.approx(float(expected), abs=1e-4)
 
@@ -126,8 +138,7 @@ def test_what_is_drawn_has_the_probability_that_is_kept(model, policy) -> None:
 def test_draws_of_one_start_differ_and_those_of_a_seed_do_not(model, policy) -> None:
     def drawn(seed: int) -> list[list[int]]:
         return [
-            [one.index for one in episode.chosen]
-            for episode in Imagination(model, 2, seed).episodes(policy, [START], 3)
+            [one.index for one in episode.chosen] for episode in Imagination(model, seed).episodes(policy, [START], 3)
         ]
 
     assert drawn(0) == drawn(0) != drawn(1)
