@@ -50,11 +50,7 @@ class StepCore(LoopedCore):
                 h = self._loop(h, drive, retention, at, causal_attention, loop)
             return h
         h = depth.initial_state(1, drive.shape[-1], drive.device)
-        for remaining in range(depth.longest, 0, -1):
-            rows, loop = depth.rows_at(remaining, drive.device), depth.longest - remaining
-            with torch.set_grad_enabled(torch.is_grad_enabled() and remaining <= depth.mu_bwd):
-                h = self._loop_rows(h, drive, retention, at, causal_attention, loop, rows)
-        return h
+        return self._loop_sampled(h, drive, retention, at, causal_attention, depth)[0]
 
 
 class Recurrence(nn.Module):

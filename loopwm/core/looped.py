@@ -11,6 +11,7 @@ h' = A_bar h + B_bar e the residual form h' + residuals(h') is the papers' A_bar
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -159,7 +160,9 @@ class LoopedCore(nn.Module):
                 previous, h = h, self._loop(h, drive, retention, shared, attend, loop)
             loops = torch.full((len(h),), rule.loops, device=h.device)
         else:
-            h, previous, loops = self._loop_until_exit(h, drive, retention, shared, attend, rule, exit_columns)
+            h, previous, loops = self._loop_until_exit(
+                h, lambda h, loop: self._loop(h, drive, retention, shared, attend, loop), rule, exit_columns
+            )
         return CoreOutput(self.read_out(h, shared, attend, x_BLD.dtype), h, previous, loops)
 
     def read_out(self, h_BLD: Tensor, shared: AttentionInputs, attend: Attend, dtype: torch.dtype) -> Tensor:
@@ -183,13 +186,7 @@ class LoopedCore(nn.Module):
         if initial_BLD is None:
             initial_BLD = plan.initial_state(x_BLD.shape[1], x_BLD.shape[2], x_BLD.device)
         # Detached: back-propagation is truncated to mu_bwd loops, so no gradient may pass h^(0).
-        h = previous = initial_BLD.detach()
-        # Count down: rows are aligned at their last loop, so the gradient-carrying loops are the last for every row.
-        for remaining in range(plan.longest, 0, -1):
-            rows = plan.rows_at(remaining, drive.device)
-            loop = plan.longest - remaining
-            with torch.set_grad_enabled(torch.is_grad_enabled() and remaining <= plan.mu_bwd):
-                previous, h = h, self._loop_rows(h, drive, retention, shared, attend, loop, rows)
+        h, previous = self._loop_sampled(initial_BLD.detach(), drive, retention, shared, attend, plan)
         loops = torch.tensor(plan.loops, device=h.device)
         return CoreOutput(self.read_out(h, shared, attend, x_BLD.dtype), h, previous, loops)
 
@@ -214,38 +211,31 @@ class LoopedCore(nn.Module):
             h = layer(h.to(drive.dtype), shared, attend, self.config.loop_slot(loop, index))
         return h.float() if self.state_norm is None else self.state_norm(h).float()
 
-    def _loop_rows(
-        self,
-        h: Tensor,
-        drive: Tensor,
-        retention: Tensor,
-        shared: AttentionInputs,
-        attend: Attend,
-        loop: int,
-        rows: Tensor,
-    ) -> Tensor:
-        if len(rows) == len(h):  # the common case: spares three gathers
-            return self._loop(h, drive, retention, shared, attend, loop)
-        # Only rows that still loop are computed, so the cost follows the mean depth.
-        updated = self._loop(h[rows], drive[rows], retention, shared.select(rows), attend, loop)
-        return h.index_copy(0, rows, updated)
+    def _loop_sampled(
+        self, h: Tensor, drive: Tensor, retention: Tensor, shared: AttentionInputs, attend: Attend, plan: DepthPlan
+    ) -> tuple[Tensor, Tensor]:
+        """Return h^(T) and h^(T-1) for rows that end together, each after its own loops."""
+        # Count down: rows are aligned at their last loop, so the gradient-carrying loops are the last for every row.
+        for remaining in range(plan.longest, 0, -1):
+            rows, loop = plan.rows_at(remaining, drive.device), plan.longest - remaining
+            previous = h
+            with torch.set_grad_enabled(torch.is_grad_enabled() and remaining <= plan.mu_bwd):
+                if len(rows) == len(h):  # the common case: spares three gathers
+                    h = self._loop(h, drive, retention, shared, attend, loop)
+                else:  # only rows that still loop are computed, so the cost follows the mean depth
+                    updated = self._loop(h[rows], drive[rows], retention, shared.select(rows), attend, loop)
+                    h = h.index_copy(0, rows, updated)
+        return h, previous
 
     def _loop_until_exit(
-        self,
-        h: Tensor,
-        drive: Tensor,
-        retention: Tensor,
-        shared: AttentionInputs,
-        attend: Attend,
-        rule: ExitRule,
-        exit_columns: int,
+        self, h: Tensor, run: Callable[[Tensor, int], Tensor], rule: ExitRule, exit_columns: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return h^(T), h^(T-1) and T for rows that exit one by one."""
+        """Return h^(T), h^(T-1) and T for rows that exit one by one. `run` returns the state after a loop."""
         previous, going = h, torch.ones(len(h), dtype=torch.bool, device=h.device)
         loops = going.long() * rule.limit
         states, gates = [_pooled(h, exit_columns)], []
         for loop in range(rule.limit):
-            updated = self._loop(h, drive, retention, shared, attend, loop)
+            updated = run(h, loop)
             # `where`, not indexing: a row that exited keeps its exact state while others loop on.
             stays = going[:, None, None]
             previous, h = torch.where(stays, h, previous), torch.where(stays, updated, h)

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from loopwm.core.block import AttentionInputs
 from loopwm.core.depth import DepthPlan
 from loopwm.core.kv_cache import KVCache
-from loopwm.core.looped import CoreConfig, CoreOutput, LoopedCore
+from loopwm.core.looped import CoreConfig, LoopedCore
 
 
 def space_time_axes(head_dim: int) -> list[int]:
@@ -188,14 +188,21 @@ class LoopedAttention(nn.Module):
         """
         before = self.initial(len(x), x.device) if state is None else state
         episodes = episodes_of(first, before.episodes)
-        mask = self._mask(episodes, x.shape[1], x.shape[2])
+        cos, sin = axial_angles(positions.flatten(1, 2), self.axes)
+        shared = AttentionInputs(cos, sin, self._mask(episodes, x.shape[1], x.shape[2]))
+        slots, attend_frames = x.flatten(1, 2), BlockCausal(x.shape[2])
         if isinstance(depth, DepthPlan):
             if state is not None:
                 raise ValueError("state: must be None with a depth plan, which runs whole sequences")
-            latest, shared = before, self._inputs(positions, mask)
-            out = self.core.forward_sampled(x.flatten(1, 2), shared, BlockCausal(x.shape[2]), depth)
+            latest, out = before, self.core.forward_sampled(slots, shared, attend_frames, depth)
         else:
-            out, columns = self._run(x, positions, mask, depth, before.columns)
+            columns = before.columns.fork()  # a caller may step from the same state more than once
+            columns.extend(torch.ones(slots.shape[:2], dtype=torch.bool, device=x.device))
+
+            def attend(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+                return attend_frames(slot, q, *columns.update(k, v, slot), mask)
+
+            out = self.core(slots, shared, attend, depth)
             count = min(self.window - 1, episodes.shape[1])  # frames in the window of the next one, which counts itself
             newest = columns.crop(columns.length - count * x.shape[2], columns.length)
             latest = FrameCache(newest, episodes[:, episodes.shape[1] - count :])
@@ -205,25 +212,6 @@ class LoopedAttention(nn.Module):
         """Run one step. x: (B, N, D), positions: (B, N, P), first: (B,); h and loops have no T."""
         out = self(x[:, None], positions[:, None], first[:, None], depth, state)
         return DynamicsOutput(out.h[:, 0], out.state, out.loops[:, 0])
-
-    def _run(
-        self, x: Tensor, positions: Tensor, mask: Tensor, depth: int, before: KVCache
-    ) -> tuple[CoreOutput, KVCache]:
-        # Fork: a caller may step from the same state more than once.
-        columns = before.fork()
-        columns.extend(torch.ones(len(x), x.shape[1] * x.shape[2], dtype=torch.bool, device=x.device))
-
-        attend_frames = BlockCausal(x.shape[2])
-
-        def attend(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-            return attend_frames(slot, q, *columns.update(k, v, slot), mask)
-
-        shared = self._inputs(positions, mask)
-        return self.core(x.flatten(1, 2), shared, attend, self.core.check(depth)), columns
-
-    def _inputs(self, positions: Tensor, mask: Tensor) -> AttentionInputs:
-        cos, sin = axial_angles(positions.flatten(1, 2), self.axes)
-        return AttentionInputs(cos, sin, mask)
 
     def _mask(self, episodes: Tensor, steps: int, slots: int) -> Tensor:
         """Return the attention mask of the last `steps` frames, bool (B, 1, steps * slots, S)."""
