@@ -98,6 +98,11 @@ def as_pixels(obs: Tensor) -> Tensor:
     return obs.flatten(0, -4).permute(0, 3, 1, 2).float().clone(memory_format=torch.contiguous_format) / 255
 
 
+def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean where the mask is True, 0 if it is False everywhere."""
+    return (x * mask).sum() / mask.sum().clamp(min=1)
+
+
 @dataclass(frozen=True)
 class FrameCache:
     """Keys and values of past frames, and the per-row episode number of each frame, (B, frames)."""

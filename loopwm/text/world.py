@@ -426,14 +426,10 @@ class WorldModel:
             # Later texts end in one column, so that slots and exits are the last columns of every row.
             place = slice(length - len(row), None) if state.length else slice(len(row))
             tokens[i, place], valid[i, place] = torch.tensor(row), True
-        carried = None if before is None else self._carried(before, length)
+        carried = None
+        if before is not None and self.model.config.propagate != "none":  # the slots are the last columns
+            carried = Carried(F.pad(before, (0, 0, length - self.state_slots, 0)), None)
         return self._forward(state, tokens.to(self.model.device), valid.to(self.model.device), depth, carried)
-
-    def _carried(self, before: Tensor, length: int) -> Carried | None:
-        """Place latents at the slots, the last of `length` columns; None if the model carries nothing."""
-        if self.model.config.propagate == "none":
-            return None
-        return Carried(F.pad(before, (0, 0, length - self.state_slots, 0)), None)
 
     def _forward(
         self, state: States, tokens: Tensor, valid: Tensor, depth: ExitRule, carried: Carried | None = None

@@ -76,12 +76,12 @@ class PrefixCache:
                 if (key := self._blocks.get(block)) is None or key not in self._entries:
                     break
                 match = key
-            state: KVCache | None = None if match is None else self.get(match)
-            if match is None or state is None:
+            if match is None:
                 return None
-            common = _common_prefix(match[1], ids)
+            state: KVCache = self.get(match)
             # Within a block the prompts may still differ; only whole blocks were compared.
-            return state.crop(0, common)
+            both = enumerate(zip(match[1], ids, strict=False))
+            return state.crop(0, next((i for i, (a, b) in both if a != b), min(len(match[1]), len(ids))))
 
 
 def _block_hashes(ids: Sequence[int], loops: int) -> list[Hashable]:
@@ -92,8 +92,3 @@ def _block_hashes(ids: Sequence[int], loops: int) -> list[Hashable]:
         value = hash((value, tuple(ids[end - BLOCK : end])))
         hashes.append(value)
     return hashes
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return the length of the common prefix."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

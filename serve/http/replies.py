@@ -100,6 +100,9 @@ class Reply:
         """Return the prompt of choice `index`."""
         return self._prompts[index * len(self._prompts) // len(self.streams)]
 
+    def _prompt_ids(self, index: int = 0) -> Json:
+        return {"prompt_token_ids": list(self._prompt(index).ids)} if self._ids else {}
+
     def _whole_choice(self, index: int, deltas: Sequence[TextDelta]) -> Json:
         whole = TextDelta("".join(delta.text for delta in deltas), tuple(token for p in deltas for token in p.tokens))
         return {"index": index, **self._text(whole), **self._common(whole.tokens, self.streams[index].finish)}
@@ -141,9 +144,6 @@ class CompletionReply(Reply):
     def _echoed(self, index: int) -> str:
         return "".join(self._service.token_texts(self._prompt(index).ids)) if self.body.echo else ""
 
-    def _prompt_ids(self, index: int) -> Json:
-        return {"prompt_token_ids": list(self._prompt(index).ids)} if self._ids else {}
-
     def _text(self, delta: TextDelta) -> Json:
         return {"text": delta.text}
 
@@ -172,9 +172,6 @@ class ChatReply(Reply):
 
     def whole(self, deltas: Sequence[Sequence[TextDelta]]) -> Json:
         return {**super().whole(deltas), **self._prompt_ids()}
-
-    def _prompt_ids(self) -> Json:
-        return {"prompt_token_ids": list(self._prompts[0].ids)} if self._ids else {}
 
     def _envelope(self, kind: str) -> Json:
         prompt = self._prompts[0]

@@ -95,16 +95,12 @@ class Imagined:
         return None if self.finish is None else "".join(delta.text for delta in self.deltas)
 
     @property
-    def scores(self) -> list[float]:
-        """Log-probabilities of the observation's tokens and its end."""
-        tokens = (token for delta in self.deltas for token in delta.tokens)
-        ends = [] if self.end_score is None else [self.end_score]
-        return [*(token.scores.chosen for token in tokens if token.scores is not None), *ends]
-
-    @property
     def trust(self) -> float | None:
         """Probability of exactly this observation; None unless it was decoded to its end."""
-        return None if self.end_score is None else exp(sum(self.scores))
+        if self.end_score is None:
+            return None
+        tokens = (token for delta in self.deltas for token in delta.tokens)
+        return exp(sum([*(token.scores.chosen for token in tokens if token.scores is not None), self.end_score]))
 
 
 class CachedWorld(NamedTuple):

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from loopwm.core.twohot import BINS, two_hot_loss, two_hot_value
-from loopwm.pixel.dynamics import as_pixels, require_at_least
+from loopwm.pixel.dynamics import as_pixels, masked_mean, require_at_least
 from loopwm.pixel.imagined import LatentWorld
 
 S = TypeVar("S")
@@ -293,20 +293,16 @@ class ActorCriticLearner:
         scale = self.scale.update(returns[data.valid])
         log_p = network.actor(features).float().log_softmax(-1)
         chosen = log_p.gather(-1, data.action[..., None])[..., 0]
-        gain = self._mean((returns - value[:, :steps]) / scale * chosen, data.valid)
-        entropy = self._mean(-(log_p.exp() * log_p).sum(-1), data.valid)
-        critic_loss = self._mean(network.critic_loss(critic[:, :steps], returns), data.valid)
+        gain = masked_mean((returns - value[:, :steps]) / scale * chosen, data.valid)
+        entropy = masked_mean(-(log_p.exp() * log_p).sum(-1), data.valid)
+        critic_loss = masked_mean(network.critic_loss(critic[:, :steps], returns), data.valid)
         loss = critic_loss - gain - c.entropy_coef * entropy
         if c.slow_decay:
             slow = network.value(self.slow_critic(features)).detach()
-            loss = loss + self._mean(network.critic_loss(critic[:, :steps], slow), data.valid)
+            loss = loss + masked_mean(network.critic_loss(critic[:, :steps], slow), data.valid)
         means = {"entropy": entropy, "value_loss": critic_loss, "gain": gain}
-        means |= {"return": self._mean(returns, data.valid), "value": self._mean(value[:, :steps], data.valid)}
+        means |= {"return": masked_mean(returns, data.valid), "value": masked_mean(value[:, :steps], data.valid)}
         return loss, {name: mean.item() for name, mean in means.items()} | {"scale": scale}
-
-    @staticmethod
-    def _mean(x: Tensor, valid: Tensor) -> Tensor:
-        return (x * valid).sum() / valid.sum()
 
     def state_dict(self) -> dict[str, Any]:
         return {

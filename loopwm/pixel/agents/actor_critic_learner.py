@@ -26,6 +26,7 @@ from loopwm.pixel.agents.actor_critic import (
     dream,
 )
 from loopwm.pixel.agents.learner import Chance, Dream, Numbers, step_means
+from loopwm.pixel.dynamics import masked_mean
 from loopwm.pixel.imagined import EnvState, FrameWorld, LatentWorld, Rollout, rollout
 from loopwm.pixel.replay import as_learned
 from loopwm.records.errors import InputError
@@ -267,12 +268,8 @@ class ActorCriticAgent:
             torch.from_numpy(x).to(generator.device) for x in (segments.obs, segments.action[:, :-1], segments.first)
         )
         data = dream(world, self.network, world.start(obs, action, first, generator), settings.steps, generator)
-        steps = data.valid.sum()
-        diagnostics = {
-            "reward": (data.reward * data.valid).sum() / steps,
-            "ends": (data.terminated & data.valid).sum() / steps,
-        }
-        return self.learner.update(data) | {name: number.item() for name, number in diagnostics.items()}
+        means = {"reward": masked_mean(data.reward, data.valid), "ends": masked_mean(data.terminated, data.valid)}
+        return self.learner.update(data) | {name: mean.item() for name, mean in means.items()}
 
     def to(self, device: torch.device) -> None:
         self.network.to(device)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from loopwm.core.twohot import two_hot_loss, two_hot_value
-from loopwm.pixel.dynamics import Depth, FrameCache, as_pixels, require_at_least
+from loopwm.pixel.dynamics import Depth, FrameCache, as_pixels, masked_mean, require_at_least
 from loopwm.pixel.imagined import Imagined, LatentWorld
 from loopwm.pixel.storm.model import Storm, StormConfig, kl_divergence, mode, sample_latents
 from loopwm.pixel.system import Diagnostics, FrameBatch, PixelSystem, mean_of
@@ -99,11 +99,6 @@ class StormSystem(PixelSystem):
 
     def world(self, sampling: StormSampling | None = None) -> StormWorld:
         return StormWorld(self, StormSampling() if sampling is None else sampling)
-
-
-def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean where the mask is True, 0 if it is False everywhere."""
-    return (x * mask).sum() / mask.sum().clamp(min=1)
 
 
 @dataclass(frozen=True)

@@ -75,19 +75,14 @@ class TreeBatch:
                 line[places] = row
             return torch.from_numpy(out)
 
+        fills = dict.fromkeys(("positions", "limit", "decode", "stage", "start"), 0)
+        fills |= {"tokens": pad_id, "label": IGNORED, "horizon": TRUNK_HORIZON}
+        fills |= {"branch": -1}  # no real branch: nothing attends to padding
         return cls(
-            tokens=padded([row.tokens for row in rows], pad_id),
-            positions=padded([row.positions for row in rows], 0),
-            limit=padded([row.limit for row in rows], 0),
-            branch=padded([row.branch for row in rows], -1),  # no real branch: nothing attends to padding
-            decode=padded([row.decode for row in rows], 0),
-            stage=padded([row.stage for row in rows], 0),
-            label=padded([row.label for row in rows], IGNORED),
-            horizon=padded([row.horizon for row in rows], TRUNK_HORIZON),
+            **{name: padded([getattr(row, name) for row in rows], fill) for name, fill in fills.items()},
             undetermined=padded([row.undetermined for row in rows], 0).bool(),
             weight=padded([row.weight for row in rows], 1.0),  # the only float: `padded` goes by its type
             place=padded([range(len(row)) for row in rows], 0),  # noise is drawn by it
-            start=padded([row.start for row in rows], 0),
             steps=BranchSteps.collate([row.steps for row in rows], columns, slots, pad_id),
             trunk_steps=BranchSteps.collate([row.trunk_steps for row in rows], columns, slots, pad_id),
             trunk=int(ends[0]),
@@ -140,14 +135,13 @@ class PackedBatch(TreeBatch):
     def of_lines(cls, rows: Sequence[TreeRow], row_ids: Sequence[int], pad_id: int, columns: int) -> PackedBatch:
         """Collate lines made by `join` to `columns` columns, or to a multiple that holds the longest."""
         width = columns * max(1, math.ceil(max(map(len, rows)) / columns))
-        return cls._collate(rows, row_ids, pad_id, in_order, np.array([width, 0]))
+        return cls._collate(rows, row_ids, pad_id, _one_block, np.array([width, 0]))
 
     def packed_mask(self) -> PackedMask:
         return PackedMask.of(self.start, self.limit, self.branch, self.decode)
 
 
-def in_order(row: TreeRow) -> Sequence[int]:
-    """Lay out in one block."""
+def _one_block(row: TreeRow) -> Sequence[int]:
     return [0] * len(row)
 
 

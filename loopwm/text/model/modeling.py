@@ -33,7 +33,7 @@ from loopwm.core.block import Attend, AttentionInputs, RMSNorm, causal_attention
 from loopwm.core.depth import DepthPlan
 from loopwm.core.exit_rules import ExitRule, as_rule
 from loopwm.core.kv_cache import KVCache, RaggedBatch
-from loopwm.core.looped import CoreOutput, LoopedCore
+from loopwm.core.looped import LoopedCore
 from loopwm.runtime import attention_products
 from loopwm.text.data.tree_attention import BranchMask, PackedMask, TreeMask, tree_attention
 from loopwm.text.model.attention import AttentionSlot, CopyAttention, RewardAttention
@@ -94,15 +94,6 @@ class LoopWMOutput(BaseModelOutputWithPast):
     loops: Tensor | None = None
 
 
-@dataclass(frozen=True)
-class _Inputs:
-    """Inputs of a pass: token embeddings (B, L, D), and the attention of all its layers."""
-
-    embeds: Tensor
-    shared: AttentionInputs
-    attend: Attend
-
-
 class LoopWMModel(LoopWMPreTrainedModel):
     def __init__(self, config: LoopWMConfig) -> None:
         if config._attn_implementation == "vllm":
@@ -160,70 +151,62 @@ class LoopWMModel(LoopWMPreTrainedModel):
             raise ValueError("depth: must be a number of loops with a cache of transformers")
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
-        inputs = self._inputs(inputs_embeds, attention_mask, position_ids, past_key_values, **kwargs)
+        shared, attend = self._attention(inputs_embeds, attention_mask, position_ids, past_key_values, **kwargs)
         # Tied embeddings start small (std D^-1/2); the norm brings x to unit scale for the prelude.
         x = self.embed_norm(inputs_embeds)
         initial = None
         if carried is not None and self.propagation is not None:
             x, initial = x + self.propagation(carried.latent.to(x.dtype)), carried.initial
         if isinstance(depth, DepthPlan):
-            out = self.core.forward_sampled(x, inputs.shared, inputs.attend, depth, initial)
+            out = self.core.forward_sampled(x, shared, attend, depth, initial)
         else:
-            out = self.core(x, inputs.shared, inputs.attend, depth, exit_columns, initial)
-        final = self._final(out.h, inputs)
+            out = self.core(x, shared, attend, depth, exit_columns, initial)
+        final = self.norm(out.h)
+        if self.copy is not None:
+            final = final + self.copy(final, inputs_embeds, shared, attend, self.config.core.copy_slot)
         # Nothing to fill in training: stages of a row share its depth.
         if isinstance(past_key_values, States) and not isinstance(depth, DepthPlan):
             limit, columns = as_rule(depth).limit, inputs_embeds.shape[1]
             past_key_values.finish(self.config.core.loop_slots, out.loops, limit, columns)
+        latent = out.h
+        if self.reward_attention is not None:
+            context = self.reward_attention(latent, out.state, shared, attend, self.config.reward_slot)
+            latent = torch.cat([latent, context], -1)
         return LoopWMOutput(
             last_hidden_state=final,
             past_key_values=past_key_values,  # type: ignore[arg-type]  # a KVCache stands in for a Cache
-            latent=self._latent(out, inputs),
+            latent=latent,
             state=out.state,
             previous_state=out.previous_state,
             loops=out.loops,
         )
 
-    def _inputs(
+    def _attention(
         self,
         embeds: Tensor,
-        attention_mask: Tensor | RowMask | None,
+        mask: Tensor | RowMask | None,
         position_ids: Tensor | None,
         cache: Cache | States | None,
         **kwargs: Any,
-    ) -> _Inputs:
+    ) -> tuple[AttentionInputs, Attend]:
+        """Return what all layers of a pass share, and their attention."""
         if isinstance(cache, RaggedBatch):
             assert position_ids is not None, "positions come from RaggedBatch.extend"
-            angles = self._angles(position_ids)
-            attend = cache.attend(partial(self._slot_attention, **kwargs))
-            return _Inputs(embeds, AttentionInputs(*angles, attention_mask), _apart(attend))
+            attend = _apart(cache.attend(partial(self._slot_attention, **kwargs)))
+            return AttentionInputs(*self._angles(position_ids), mask), attend
         if position_ids is None:
-            position_ids = _positions(embeds, attention_mask, cache)
-        cos, sin = self._angles(position_ids)
-        if isinstance(attention_mask, RowMask):
-            return _Inputs(embeds, AttentionInputs(cos, sin, attention_mask), _apart(_row_attention(cache)))
-        mask = self._causal_mask(embeds, attention_mask, cache, position_ids)
-        attend = self._slot_attention(cache, **kwargs)
-        if isinstance(cache, KVCache):  # other caches are of libraries that compile the pass: no settings within it
-            attend = _apart(attend)
-        return _Inputs(embeds, AttentionInputs(cos, sin, mask), attend)
+            position_ids = _positions(embeds, mask, cache)
+        if isinstance(mask, RowMask):
+            attend = _apart(_row_attention(cache))
+        else:
+            mask = self._causal_mask(embeds, mask, cache, position_ids)
+            attend = self._slot_attention(cache, **kwargs)
+            if isinstance(cache, KVCache):  # other caches are of libraries that compile the pass: no settings within it
+                attend = _apart(attend)
+        return AttentionInputs(*self._angles(position_ids), mask), attend
 
     def _angles(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         return rotary_angles(position_ids, self.config.head_dim, self.config.rope_theta, self.config.rope_frequencies)
-
-    def _final(self, latent: Tensor, inputs: _Inputs) -> Tensor:
-        final = self.norm(latent)
-        if self.copy is not None:
-            slot = self.config.core.copy_slot
-            final = final + self.copy(final, inputs.embeds, inputs.shared, inputs.attend, slot)
-        return final
-
-    def _latent(self, out: CoreOutput, inputs: _Inputs) -> Tensor:
-        if self.reward_attention is None:
-            return out.h
-        slot = self.config.reward_slot
-        context = self.reward_attention(out.h, out.state, inputs.shared, inputs.attend, slot)
-        return torch.cat([out.h, context], -1)
 
     def _causal_mask(
         self, embeds: Tensor, attention_mask: Tensor | None, cache: Cache | KVCache | None, position_ids: Tensor

@@ -43,10 +43,6 @@ class RowOutput(NamedTuple):
     def of(cls, out: LoopWMOutput) -> RowOutput:
         return cls(*(out[name] for name in cls._fields))
 
-    @classmethod
-    def join(cls, outs: Sequence[RowOutput]) -> RowOutput:
-        return cls(*(torch.cat(parts, dim=1) for parts in zip(*outs, strict=True)))
-
 
 def row_mask(config: LoopWMConfig, batch: TreeBatch) -> TreeMask:
     """Return the attention mask by `decode_sees`."""
@@ -68,7 +64,7 @@ def run_rows(model: LoopWMModel, batch: TreeBatch, depth: DepthPlan | int) -> Ro
         mask = batch.packed_mask() if isinstance(batch, PackedBatch) else one_pass_mask(model.config, batch)
         return RowOutput.of(model(batch.tokens, mask, batch.positions, use_cache=False, depth=depth))
     outs = run_stages(model, model.config, batch, row_mask(model.config, batch), depth)
-    return RowOutput.join([RowOutput.of(out) for out in outs])
+    return RowOutput(*(torch.cat([out[name] for out in outs], dim=1) for name in RowOutput._fields))
 
 
 Term = tuple[Tensor, dict[str, Tensor]]
