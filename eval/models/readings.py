@@ -74,11 +74,6 @@ class InView:
     agreeing: Sequence[int]
     agreed: int
 
-    @property
-    def must_go_on(self) -> bool:
-        """Return True if the readings determine how the observation changes, and no place agrees with that."""
-        return len(self.readings) > 1 and self.agreed < 2
-
 
 class ReadingIndex:
     """Places of an index by the readings before them."""
@@ -100,7 +95,7 @@ class ReadingIndex:
         times = list(accumulate(ticks(*step) for step in question.history))
         target = times[-1] + sum(self._usual.get(action, 1) for action in question.actions)
         action = question.actions[-1]
-        in_view = list(islice(readings(question.history, times, question.now, action, target), AT_MOST))
+        in_view = list(islice(readings(question.history, times, len(times) - 1, action, target), AT_MOST))
         matches: Sequence[int] = ()
         for agreed, reading in enumerate(in_view):
             of_verb = self._by_reading.get((verb(action), reading), [])

@@ -33,7 +33,8 @@ class RetrieveNames(Retrieval):
 
     def _answer(self, question: Question, index: Index) -> str:
         in_view = self._readings(index).look_up(question)
-        if in_view.must_go_on:
+        # The readings determine how the observation changes, and no place agrees with that.
+        if len(in_view.readings) > 1 and in_view.agreed < 2:
             return continue_in_view(question, in_view.readings)
         fitting = np.asarray(in_view.agreeing) if in_view.agreed else index.of_verb(question.actions[-1])
         numbers = fitting if fitting.size else np.arange(len(index.places))

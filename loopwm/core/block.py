@@ -162,9 +162,6 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(head_dim, eps=eps) if qk_norm else nn.Identity()
         self.k_norm = RMSNorm(head_dim, eps=eps) if qk_norm else nn.Identity()
 
-    def forward(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend, slot: int) -> Tensor:
-        return self.o_proj(attend(slot, *self.project(x_BLD, shared.cos, shared.sin), shared.mask))
-
     def project(self, x_BLD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries (B, H, L, E), keys and values (B, G, L, E)."""
         q = rotate(self.q_norm(split_heads(self.q_proj(x_BLD), self.head_dim)), cos, sin)

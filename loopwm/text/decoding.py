@@ -167,13 +167,15 @@ class Decoder:
             logits_BLV, loops = self.forward([states[row] for row in going], inputs, passes, going)
             choices = zip(_two_best(logits_BLV), loops, drafts, strict=True)
             for row, (best, count, draft) in zip(list(going), choices, strict=True):
-                fed = len(known[row])
-                right = self._right(draft, best[fed - 1 :])
-                results[row] = self._extended(results[row], best[fed - 1 : fed - 1 + right], count)
-                tokens = [token for (token, _), _ in best[fed - 1 : fed - 1 + right]]
+                before = len(known[row]) - 1
+                # Choices count after a right draft, and the one that corrects it.
+                wrong = (place for place, token in enumerate(draft, before) if token != best[place][0][0])
+                end = next(wrong, before + len(draft)) + 1
+                results[row] = self._extended(results[row], best[before:end], count)
+                tokens = [token for (token, _), _ in best[before:end]]
                 lookups[row].extend(tokens)
                 known[row] = tokens[-1:]
-                states[row] = states[row].keep_newest([fed - 1 + right], logits_BLV.shape[1])
+                states[row] = states[row].keep_newest([end], logits_BLV.shape[1])
                 if self._is_over(results[row]):
                     lookups[row].share(len(results[row].loops))
                     going.remove(row)
@@ -182,12 +184,6 @@ class Decoder:
 
     def _is_over(self, text: Hypothesis) -> bool:
         return text.ended or len(text.tokens) >= self.max_new_tokens
-
-    @staticmethod
-    def _right(draft: Sequence[int], best: Sequence[TwoBest]) -> int:
-        """Return how many choices count: those after a right draft, and the one that corrects it."""
-        wrong = (place for place, token in enumerate(draft) if token != best[place][0][0])
-        return next(wrong, len(draft)) + 1
 
     def _extended(self, text: Hypothesis, best: Sequence[TwoBest], loops: int) -> Hypothesis:
         tokens = tuple(token for (token, _), _ in best)

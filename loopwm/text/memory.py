@@ -127,10 +127,6 @@ class Question:
         steps = [("", context.observation), *((step.action, step.observation) for step in context.history)]
         return cls(context.goal, steps, actions)
 
-    @property
-    def now(self) -> int:
-        return len(self.history) - 1
-
 
 class Index:
     """Places of an environment at one horizon, with their similarity to a question."""

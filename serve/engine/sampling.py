@@ -62,16 +62,11 @@ def sample(logits_V: Tensor, params: SamplingParams, generator: torch.Generator)
     if params.min_p > 0:
         probabilities = probabilities.where(probabilities >= params.min_p * probabilities.max(), 0.0)
     if 0 < params.top_k < len(probabilities):
-        probabilities = keep_top_k(probabilities, params.top_k)
+        values, index = probabilities.topk(params.top_k)
+        probabilities = torch.zeros_like(probabilities).scatter(-1, index, values)
     if params.top_p < 1:
         probabilities = keep_top_p(probabilities, params.top_p)
     return int(torch.multinomial(probabilities, 1, generator=generator))
-
-
-def keep_top_k(probabilities_V: Tensor, k: int) -> Tensor:
-    """Zero all but the `k` most probable tokens; does not renormalise."""
-    values, index = probabilities_V.topk(k)
-    return torch.zeros_like(probabilities_V).scatter(-1, index, values)
 
 
 def keep_top_p(probabilities_V: Tensor, top_p: float) -> Tensor:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from difflib import ndiff
+from functools import partial
 from itertools import pairwise
 from statistics import mean
 from typing import Annotated, Any, Literal
@@ -237,7 +238,7 @@ async def step(name: str, body: StepBody, worlds: Worlds, ctx: Admitted) -> Resp
 
 
 async def _step_once(name: str, body: StepBody, worlds: Sessions, ctx: RequestContext) -> Json:
-    return await worlds.step(ctx, name, body.request, _render(body, worlds))
+    return await worlds.step(ctx, name, body.request, partial(_stepped, body, worlds))
 
 
 @router.post("/{name}/observe", response_model=Observed)
@@ -360,16 +361,13 @@ async def _step_chunks(pending: PendingStep, body: StepBody, worlds: Sessions) -
             yield {**base, "index": index, "delta": {"finish_reason": delta}}
         elif delta.tokens:
             yield {**base, "index": index, "delta": _observed(delta.text, [delta], bool(body.logprobs))}
-    yield pending.finish(_render(body, worlds))
+    yield pending.finish(partial(_stepped, body, worlds))
 
 
-def _render(body: StepBody, worlds: Sessions) -> Callable[[Session, Sequence[Imagined]], Json]:
-    def render(session: Session, steps: Sequence[Imagined]) -> Json:
-        rendered = [_step(action, step, body) for action, step in zip(body.request.actions, steps, strict=True)]
-        world = _world(session, worlds)
-        return {"id": session.id, "object": "world.step", "steps": rendered, "usage": _usage(steps), "world": world}
-
-    return render
+def _stepped(body: StepBody, worlds: Sessions, session: Session, steps: Sequence[Imagined]) -> Json:
+    rendered = [_step(action, step, body) for action, step in zip(body.request.actions, steps, strict=True)]
+    world = _world(session, worlds)
+    return {"id": session.id, "object": "world.step", "steps": rendered, "usage": _usage(steps), "world": world}
 
 
 def _step(action: str, imagined: Imagined, body: StepBody) -> Json:

@@ -179,15 +179,11 @@ class Sessions:
         self.service = service
         self._memory, self._doubt = memory, model.doubt(memory) if memory else 0.0
         self.store = store
-        self._model = model
+        self._model, self.state_slots = model, model.state_slots
         self._cache = service.engine.cache
         self._foreign = lru_cache(1024)(model.is_foreign)  # every reply about a world needs it
         self._text = lru_cache(1024)(lambda context: as_text(model.context_ids(context)))  # every step drafts from it
         (self._obs,) = special_ids(model.tokenizer, (template.OBS,))
-
-    @property
-    def state_slots(self) -> int:
-        return self._model.state_slots
 
     def is_foreign(self, context: Context) -> bool:
         """Return True if a context is worded unlike every training episode (`WorldModel.is_foreign`)."""

@@ -37,18 +37,12 @@ class PatchTokenizer:
         if not (math.isfinite(threshold) and threshold >= 0):
             raise ValueError(f"threshold: must be a squared distance, got {threshold}")
         self.frame_shape, self.patch = (height, width, channels), (patch[0], patch[1])
+        self.grid = height // patch[0], width // patch[1]
+        """Rows and columns: token i is at row i // columns, column i % columns."""
+        self.tokens_per_frame = math.prod(self.grid)
         self.capacity, self.threshold = capacity, float(threshold)
         self.codes = torch.empty(0, patch[0] * patch[1] * channels, dtype=torch.uint8)
         """Codes, uint8 (S, P)."""
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Rows and columns: token i is at row i // columns, column i % columns."""
-        return self.frame_shape[0] // self.patch[0], self.frame_shape[1] // self.patch[1]
-
-    @property
-    def tokens_per_frame(self) -> int:
-        return math.prod(self.grid)
 
     @property
     def size(self) -> int:

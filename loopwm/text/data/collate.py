@@ -135,14 +135,10 @@ class PackedBatch(TreeBatch):
     def of_lines(cls, rows: Sequence[TreeRow], row_ids: Sequence[int], pad_id: int, columns: int) -> PackedBatch:
         """Collate lines made by `join` to `columns` columns, or to a multiple that holds the longest."""
         width = columns * max(1, math.ceil(max(map(len, rows)) / columns))
-        return cls._collate(rows, row_ids, pad_id, _one_block, np.array([width, 0]))
+        return cls._collate(rows, row_ids, pad_id, lambda row: [0] * len(row), np.array([width, 0]))
 
     def packed_mask(self) -> PackedMask:
         return PackedMask.of(self.start, self.limit, self.branch, self.decode)
-
-
-def _one_block(row: TreeRow) -> Sequence[int]:
-    return [0] * len(row)
 
 
 def join(rows: Sequence[TreeRow]) -> TreeRow:

@@ -242,17 +242,15 @@ def deal(costs: Sequence[float], hands: int, least: int) -> list[list[int]]:
     return [sorted(hand) for hand in dealt]
 
 
+@dataclass(frozen=True)
 class BatchStream:
     """Endless stream of global batches; its rows depend only on seed and loader state."""
 
-    def __init__(
-        self, sources: Sequence[Source], builder: RowBuilder, batch: BatchConfig, pad_id: int, layout: Layout
-    ) -> None:
-        self.sources = sources
-        self.builder = builder
-        self.batch = batch
-        self.pad_id = pad_id
-        self.layout = layout
+    sources: Sequence[Source]
+    builder: RowBuilder
+    batch: BatchConfig
+    pad_id: int
+    layout: Layout
 
     def steps(self, loader_state: LoaderState) -> Iterator[tuple[list[PlannedRow], LoaderState]]:
         """Yield the rows of each optimiser step and the loader state after it."""

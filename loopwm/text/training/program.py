@@ -158,23 +158,22 @@ class TextProgram:
         if self.model_config.exit_gate:
             # Nothing in the objective reaches the gate: it would only decay.
             raise InputError("model.overrides.exit_gate: must be false, got true (use python -m lab fit-gate)")
-        self._check_heads()
+        for key, head in HEAD_OF.items():
+            if getattr(config.objective, key) > 0 and not getattr(self.model_config, head):
+                raise InputError(f"objective.{key}: must be 0 without model.overrides.{head}")
         self.objective = TextObjective(new_model(self.model_config, config, self.tokenizer), config.objective)
         made_with = tokenizer_hash(self.tokenizer_file)
         episodes = _episodes(config.data.train, config.data.folder_weights, made_with)
-        self.training_episodes = self._training_episodes()
+        self.training_episodes: TrainingEpisodes | None = TrainingEpisodes.of_shards(map(Path, config.data.train))
+        """Episodes of the data and of the initial weights; None if the weights have no record of theirs."""
         self.model_config.tokens_per_byte = _most_tokens_per_byte(self.tokenizer, episodes)
         if config.model.weights:
+            earlier = TrainingEpisodes.load(Path(config.model.weights))
+            self.training_episodes = self.training_episodes.joined(earlier)
             self._join_tokens_per_byte(LoopWMConfig.from_pretrained(config.model.weights).tokens_per_byte)
         self._check_names(episodes)
         self.train_stream = self._stream(episodes, config.run.seed)
         self.dev_stream = self._stream(_episodes(config.data.dev, {}, made_with), DEV_SEED) if config.data.dev else None
-
-    def _training_episodes(self) -> TrainingEpisodes | None:
-        """Return the episodes of the data and of the initial weights; None if the weights have no record of theirs."""
-        episodes = TrainingEpisodes.of_shards(map(Path, self.config.data.train))
-        weights = self.config.model.weights
-        return episodes.joined(TrainingEpisodes.load(Path(weights))) if weights else episodes
 
     def _join_tokens_per_byte(self, earlier: float | None) -> None:
         """Take the larger limit of the run's data and of earlier training; None (unknown) if that had none."""
@@ -196,12 +195,6 @@ class TextProgram:
         for key, env in ((key, env) for key, weights in by_world.items() for env in weights):
             if env not in {world for world, _ in tasks_of_data}:
                 raise InputError(f"{key}.{env}: must have an episode in data.train, got none")
-
-    def _check_heads(self) -> None:
-        """Raise InputError for a coefficient whose head the model lacks."""
-        for key, head in HEAD_OF.items():
-            if getattr(self.config.objective, key) > 0 and not getattr(self.model_config, head):
-                raise InputError(f"objective.{key}: must be 0 without model.overrides.{head}")
 
     def _stream(self, episodes: Sequence[TokenEpisode], seed: int) -> BatchStream:
         integers = integer_tokens(self.tokenizer)
