@@ -96,7 +96,7 @@ class Situation:
 
 
 def make_plan(facts: Iterable[Sequence[str]], goal: Goal, known_places: Collection[str], seed: str) -> list[str]:
-    """Return commands that win from here. seen: receptacles whose contents were shown already.
+    """Return commands that win from here. known_places: receptacles whose contents were shown already.
 
     Raises SimulatorError if a thing of the goal is out of reach.
     """
