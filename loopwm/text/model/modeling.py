@@ -33,7 +33,7 @@ from loopwm.core.block import Attend, AttentionInputs, RMSNorm, causal_attention
 from loopwm.core.depth import DepthPlan
 from loopwm.core.exit_rules import ExitRule, as_rule
 from loopwm.core.kv_cache import KVCache, RaggedBatch
-from loopwm.core.looped import LoopedCore
+from loopwm.core.looped import CoreOutput, LoopedCore
 from loopwm.runtime import attention_products
 from loopwm.text.data.tree_attention import BranchMask, PackedMask, TreeMask, tree_attention
 from loopwm.text.model.attention import AttentionSlot, CopyAttention, RewardAttention
@@ -168,18 +168,20 @@ class LoopWMModel(LoopWMPreTrainedModel):
         if isinstance(past_key_values, States) and not isinstance(depth, DepthPlan):
             limit, columns = as_rule(depth).limit, inputs_embeds.shape[1]
             past_key_values.finish(self.config.core.loop_slots, out.loops, limit, columns)
-        latent = out.h
-        if self.reward_attention is not None:
-            context = self.reward_attention(latent, out.state, shared, attend, self.config.reward_slot)
-            latent = torch.cat([latent, context], -1)
         return LoopWMOutput(
             last_hidden_state=final,
             past_key_values=past_key_values,  # type: ignore[arg-type]  # a KVCache stands in for a Cache
-            latent=latent,
+            latent=self._latent(out, shared, attend),
             state=out.state,
             previous_state=out.previous_state,
             loops=out.loops,
         )
+
+    def _latent(self, out: CoreOutput, shared: AttentionInputs, attend: Attend) -> Tensor:
+        if self.reward_attention is None:
+            return out.h
+        context = self.reward_attention(out.h, out.state, shared, attend, self.config.reward_slot)
+        return torch.cat([out.h, context], -1)
 
     def _attention(
         self,
