@@ -1,13 +1,15 @@
 """A policy on a world model's latents: each action is scored by the latent of what it would bring, imagined.
 
 The world model is frozen. What it read and the tokens of each action, with the slot behind them, are attended to as by
-`RewardAttention`, whose weights the policy starts from; what the heads predict of each action is added.
+`RewardAttention`, whose weights the policy starts from; what the heads predict of each action is added. That the goal
+names an action's thing or place is told: few demonstrations do not teach to compare words.
 
 Shape suffixes: B states, N actions, L positions read, M positions of an action, D width, H heads, E head width.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -19,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from lab.agents.searcher import APPLIANCES, Known, kind_of
+from lab.agents.searcher import APPLIANCES, NAME, Known, kind_of
 from loopwm.core.block import AttentionInputs, rotary_angles
 from loopwm.records.template import Context, ContextTooLongError
 from loopwm.text.model.heads import MOST_POINTS
@@ -32,6 +34,9 @@ WIN = 50
 
 LEAST = torch.finfo(torch.float32).min / 4
 """Score of what is masked."""
+
+NAMED_SIZE = 0.3
+"""Standard deviation of what is added where a goal names an action's thing or place, at first."""
 
 PREDICTED = (3.0, 0.0, 1.0)
 """Initial weights of what is predicted of an action: that it wins, that the episode continues, that it is accepted."""
@@ -55,12 +60,20 @@ def actions_in_reach(context: Context) -> list[str]:
     return near + actions
 
 
+def named_in(goal: str, action: str) -> int:
+    """Return 1 if a goal names the thing of an action, 2 if its place (or what is used), 3 if both, else 0."""
+    words, kinds = set(re.findall(r"[a-z]+", goal)), [kind_of(name) for name in NAME.findall(action)]
+    *thing, place = kinds
+    return int(any(kind in words for kind in thing)) + 2 * int(place in words)
+
+
 @dataclass(frozen=True)
 class Choice:
     """Actions of one state, as the frozen model imagines them.
 
     read: what was read so far, in parts (L, 2 D): h^(T) and h. after: (N, M, 2 D), the same of each action's tokens and
     its slot, which is the last; padded in front. tokens: (N,) of them that are none. predicted: (N, 3) as `PREDICTED`.
+    named: (N,) as of `named_in`.
     """
 
     actions: Sequence[str]
@@ -68,13 +81,14 @@ class Choice:
     after: Tensor
     tokens: Tensor
     predicted: Tensor
+    named: Tensor
 
 
 @dataclass(frozen=True)
 class Choices:
     """Choices, padded.
 
-    read: (B, L, 2 D). length: (B,). after: (B, N, M, 2 D). tokens, real: (B, N). predicted: (B, N, 3).
+    read: (B, L, 2 D). length: (B,). after: (B, N, M, 2 D). tokens, real, named: (B, N). predicted: (B, N, 3).
     """
 
     read: Tensor
@@ -83,6 +97,7 @@ class Choices:
     tokens: Tensor
     real: Tensor
     predicted: Tensor
+    named: Tensor
 
     @classmethod
     def of(cls, choices: Sequence[Choice]) -> Choices:
@@ -101,6 +116,7 @@ class Choices:
             tokens,
             tokens > 0,
             torch.stack([padded(choice.predicted) for choice in choices]),
+            torch.stack([padded(choice.named) for choice in choices]),
         )
 
 
@@ -132,7 +148,8 @@ class Reading:
         win = points.float().softmax(-1)[:, MOST_POINTS + WIN :].sum(-1)
         predicted = torch.stack([win, continuation.float().sigmoid(), acceptance.float().sigmoid()], -1)
         tokens = torch.tensor([len(self._model.action_ids(action)) - 1 for action in actions])  # `<|obs|>` is no part
-        return worlds, Choice(actions, self._read, latents[0], tokens, predicted)
+        named = torch.tensor([named_in(self.context.goal, action) for action in actions])
+        return worlds, Choice(actions, self._read, latents[0], tokens, predicted, named)
 
 
 @contextmanager
@@ -162,6 +179,8 @@ class LatentPolicy(nn.Module):
         self.attention, self.layer = deepcopy(lm.model.reward_attention), deepcopy(lm.model.heads.outcome)
         self.score = nn.Linear(lm.config.hidden_size, 1)
         nn.init.zeros_(self.score.weight)
+        self.of_named = nn.Embedding(4, lm.config.hidden_size)
+        nn.init.normal_(self.of_named.weight, std=NAMED_SIZE)
         self.of_predicted = nn.Parameter(torch.tensor(PREDICTED))
         self._config = lm.config
         self.requires_grad_(True)
@@ -180,7 +199,7 @@ class LatentPolicy(nn.Module):
         masks = read_positions < choices.length[:, None], (back >= -choices.tokens[..., None]).flatten(0, 1)
         k, v, own_k, own_v = (part[:, 0] for part in (*shared, *separate))  # one group of heads
         context = _attend(q, (k, v), (own_k, own_v), masks).flatten(1)
-        outcome = self.layer(self.attention.with_context(h[:, 0], context))
+        outcome = self.layer(self.attention.with_context(h[:, 0], context) + self.of_named(choices.named.flatten()))
         logits = self.score(outcome).unflatten(0, (-1, count))[..., 0] + choices.predicted @ self.of_predicted
         return logits.masked_fill(~choices.real, LEAST)
 

@@ -52,7 +52,7 @@ ARMS = ("cloned", "imagined")
 ROUNDS = "rounds.jsonl"
 MOST_DECODED = 100
 STATES_TOGETHER = 8
-PASSES = 4
+PASSES = 3
 CLIP = 0.2
 """Of the ratio of new to old probabilities, as in PPO."""
 
@@ -260,6 +260,7 @@ def run(args: argparse.Namespace) -> None:
 
 def train(model: WorldModel, args: argparse.Namespace, folder: PredictionFolder) -> dict[str, LatentPolicy]:
     """Return the policy of each arm, from the last round that was written."""
+    torch.manual_seed(args.seed)
     cloned, path, rng = LatentPolicy(model.model), folder.path / "cloned.pt", Random(args.seed)
     demonstrations = rng.sample(_alfworld(args.demonstrations), args.count)
     if path.exists():

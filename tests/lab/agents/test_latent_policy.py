@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lab.agents.latent_policy import Choice, Choices, LatentPolicy, PolicyAgent, Reading, actions_in_reach
+from lab.agents.latent_policy import Choice, Choices, LatentPolicy, PolicyAgent, Reading, actions_in_reach, named_in
 from loopwm.core.block import AttentionInputs, rotary_angles
 from loopwm.records.template import Context, Transition
 from loopwm.text.world import WorldModel
@@ -65,6 +65,15 @@ def test_actions_are_what_was_seen_allows(steps, near) -> None:
     assert actions[len(near) :] == [f"go to {place}" for place in places if f"go to {place}" != here]
 
 
+@pytest.mark.parametrize(
+    ("action", "named"),
+    [("take mug 1 from desk 1", 1), ("move egg 1 to cabinet 2", 2), ("move mug 1 to cabinet 2", 3), ("open desk 1", 0),
+     ("go to cabinet 1", 2)],
+)  # fmt: skip
+def test_a_goal_names_the_thing_or_the_place_of_an_action(action, named) -> None:
+    assert named_in(GOAL, action) == named
+
+
 def test_what_is_read_step_by_step_is_what_one_pass_reads(model) -> None:
     (choice,) = choices_of(model, state(FRIDGE, OPEN))
     text = torch.tensor([[*model.context_ids(state(FRIDGE, OPEN)), *model.action_ids(choice.actions[1])[:-1]]])
@@ -88,7 +97,8 @@ def slow_score(policy: LatentPolicy, choice: Choice, action: int) -> Tensor:
     k, v = attention.keys_values(h, state, AttentionInputs(*angles))
     q = attention.queries(h, *angles)[0, :, -1]
     heads = [(k[0, 0] @ one / config.head_dim**0.5).softmax(0) @ v[0, 0] for one in q]
-    outcome = policy.layer(attention.with_context(h[0, -1:], torch.cat(heads)[None]))
+    named = policy.of_named.weight[choice.named[action]]
+    outcome = policy.layer(attention.with_context(h[0, -1:], torch.cat(heads)[None]) + named)
     return policy.score(outcome)[0, 0] + choice.predicted[action] @ policy.of_predicted
 
 
