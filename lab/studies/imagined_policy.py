@@ -1,20 +1,20 @@
-"""Imagined policy: a policy of ALFWorld cloned from few episodes, and improved in imagination alone.
+"""Imagined policy: a policy of ALFWorld cloned from few episodes, and from what it wins in imagination.
 
     cloned    behaviour cloning of expert episodes of train games
-    imagined  the clone, then GRPO (Shao et al., 2024) in imagined worlds that start from states of the same episodes,
-              or as other train games do
+    imagined  cloning of these and of imagined episodes that were won: the policy acts in sampled imagined worlds that
+              start as other train games do, and the shortest win of each start is one more demonstration
 
-Observations are sampled from the model. An imagined episode is won where the model predicts the points of a win; its
-advantage is against the episodes of the same start. Both arms play every game of a split in the real world, once, by
-the most probable action (`lab/agents/latent_policy.py`). After cloning, training takes no real step. Rerun the command
-to resume.
+An imagined episode is won where the model predicts the points of a win. Every round plays all starts again with the
+policy of the round before, and clones anew (expert iteration, Anthony et al., 2017, with sampling in place of search).
+Both arms play every game of a split in the real world, once, by the most probable action
+(`lab/agents/latent_policy.py`). Nothing but the demonstrations is a real step. Rerun the command to resume.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from copy import copy, deepcopy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from io import BytesIO
@@ -31,13 +31,13 @@ from tqdm import tqdm
 from eval.models.checkpoint import CheckpointPredictor
 from eval.scores.predictions import PredictionFolder
 from eval.scores.tables import table
-from lab.agents.agents import is_refusal
+from lab.agents.agents import FULL_SCORE, is_refusal
 from lab.agents.latent_policy import WIN, Choice, Choices, LatentPolicy, PolicyAgent, Reading, actions_in_reach
 from lab.agents.play import PLAYS, Plays, play_real, read_plays, won
 from lab.agents.real_world import Game, RealWorld
 from lab.estimates import estimate
 from loopwm.records.command import above_zero, at_least_zero, positive
-from loopwm.records.episodes import Episode, recorded_episodes
+from loopwm.records.episodes import Episode, Step, recorded_episodes, write_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.files import write_atomic, write_json
 from loopwm.records.provenance import provenance
@@ -49,53 +49,17 @@ EXAMPLE = (
     "data/episodes/alfworld-train-expert data/episodes/alfworld-built-expert --split dev --out runs/policy-dev"
 )
 ARMS = ("cloned", "imagined")
-ROUNDS = "rounds.jsonl"
 MOST_DECODED = 100
-STATES_TOGETHER = 8
-PASSES = 3
-CLIP = 0.2
-"""Of the ratio of new to old probabilities, as in PPO."""
-
-ENTROPY_WEIGHT = 0.003
-DISCOUNT = 0.97
-"""Of a win for each step before it."""
-
-NEW_SHARE = 0.25
+STATES_TOGETHER, STARTS_TOGETHER = 8, 8
+POLICY = "imagined"
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A choice and the index of what was chosen. log_probability: of it then. advantage: of the whole episode."""
+    """A choice and the index of what was chosen."""
 
     choice: Choice
     index: int
-    log_probability: float = 0.0
-    advantage: float = 1.0
-
-
-@dataclass(frozen=True)
-class Start:
-    """A state to imagine from, at most `limit` steps."""
-
-    context: Context
-    limit: int
-
-
-class Starts:
-    """Draws of starts, NEW_SHARE of them first observations of games, the others states of demonstrations."""
-
-    def __init__(self, demonstrations: Iterable[Episode], games: Iterable[Episode], limit: int) -> None:
-        """Limit: imagined steps from a first observation; half of them from a state of a demonstration."""
-        self._new = [Start(context_at(game, 0), limit) for game in games]
-        self._begun = [
-            Start(context_at(episode, count), limit // 2)
-            for episode in demonstrations
-            for count in range(1, len(tidy_steps(episode)))
-        ]
-
-    def draw(self, count: int, rng: Random) -> list[Start]:
-        new = round(NEW_SHARE * count)
-        return rng.choices(self._new, k=new) + rng.choices(self._begun, k=count - new)
 
 
 def tidy_steps(episode: Episode) -> list[Transition]:
@@ -104,26 +68,9 @@ def tidy_steps(episode: Episode) -> list[Transition]:
     return [step for step in steps if not step.action.startswith(("close ", "examine "))]
 
 
-def context_at(episode: Episode, count: int) -> Context:
-    """Return the context after `count` of the tidy steps."""
-    return Context(episode.goal, episode.steps[0].observation, tuple(tidy_steps(episode)[:count]))
-
-
-@dataclass
-class ImaginedEpisode:
-    """One imagined episode. start: index of its start. outcome: discounted win, 0 for none."""
-
-    start: int
-    limit: int
-    reading: Reading
-    chosen: list[Chosen] = field(default_factory=list)
-    outcome: float = 0.0
-    over: bool = False
-
-
 def demonstrated(model: WorldModel, episode: Episode) -> Iterator[Chosen]:
     """Yield the choices of an expert, up to the limit of the context."""
-    reading = Reading(model, context_at(episode, 0))
+    reading = Reading(model, Context(episode.goal, episode.steps[0].observation))
     for step in tidy_steps(episode):
         actions = actions_in_reach(reading.context)
         if step.action in actions:
@@ -137,87 +84,72 @@ def demonstrated(model: WorldModel, episode: Episode) -> Iterator[Chosen]:
 def clone(policy: LatentPolicy, demonstrations: Sequence[Chosen], epochs: int, rate: float, rng: Random) -> None:
     """Fit by AdamW. The rate rises over 50 updates and falls over the second half."""
     optimizer = torch.optim.AdamW(policy.parameters(), betas=(0.9, 0.95), weight_decay=0.05)
-    batches = [batch for _ in range(epochs) for batch in _batches(demonstrations, rng)]
+    shuffled = [one for _ in range(epochs) for one in rng.sample(demonstrations, len(demonstrations))]
+    batches = [shuffled[start : start + STATES_TOGETHER] for start in range(0, len(shuffled), STATES_TOGETHER)]
     for update, batch in enumerate(tqdm(batches, desc="clone", unit="step")):
         optimizer.param_groups[0]["lr"] = rate * min(1.0, (update + 1) / 50, 2 * (1 - update / len(batches)))
         logits = policy(Choices.of([one.choice for one in batch]))
-        _step(optimizer, policy, F.cross_entropy(logits, torch.tensor([one.index for one in batch])))
+        loss = F.cross_entropy(logits, torch.tensor([one.index for one in batch]))
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+        optimizer.step()
 
 
-def _batches(chosen: Sequence[Chosen], rng: Random) -> list[list[Chosen]]:
-    order = rng.sample(chosen, len(chosen))
-    return [order[start : start + STATES_TOGETHER] for start in range(0, len(order), STATES_TOGETHER)]
+@dataclass
+class _Try:
+    """One imagined episode of a start, by its index."""
 
-
-def _step(optimizer: torch.optim.Optimizer, policy: LatentPolicy, loss: torch.Tensor) -> None:
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()
-    nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
-    optimizer.step()
+    start: int
+    reading: Reading
+    steps: list[Step] = field(default_factory=list)
+    over: bool = False
 
 
 class Imagination:
-    """ImaginedEpisode episodes of a policy. Draws of actions and observations go on from call to call."""
+    """Imagined episodes of a policy: from each start some tries of at most `max_steps` together, until one is won.
 
-    def __init__(self, model: WorldModel, seed: int) -> None:
-        self._model, self._generator = model, torch.Generator().manual_seed(seed)
+    Draws of actions and observations go on from call to call.
+    """
+
+    def __init__(self, model: WorldModel, max_steps: int, tries: int, seed: int) -> None:
+        self._model, self._max_steps, self._tries = model, max_steps, tries
+        self._generator = torch.Generator().manual_seed(seed)
 
     @torch.inference_mode()
-    def episodes(self, policy: LatentPolicy, starts: Sequence[Start], count: int) -> list[ImaginedEpisode]:
-        """Imagine `count` episodes of each start together."""
-        readings = [Reading(self._model, start.context) for start in starts]
-        episodes = [
-            ImaginedEpisode(i, start.limit, copy(reading))
-            for i, (start, reading) in enumerate(zip(starts, readings, strict=True))
-            for _ in range(count)
-        ]
-        while running := [one for one in episodes if not one.over and len(one.chosen) < one.limit]:
+    def wins(self, policy: LatentPolicy, starts: Sequence[Episode]) -> list[Episode]:
+        """Return the shortest win of each start that is won, as an episode. starts: their first steps are used."""
+        readings = [Reading(self._model, Context(start.goal, start.steps[0].observation)) for start in starts]
+        tries = [_Try(i, copy(reading)) for i, reading in enumerate(readings) for _ in range(self._tries)]
+        won: dict[int, Episode] = {}
+        for _ in range(self._max_steps):
+            running = [one for one in tries if not one.over and one.start not in won]
+            if not running:
+                break
             self._step(policy, running)
-        return episodes
+            for one in running:
+                if one.steps[-1].done:
+                    start = starts[one.start]
+                    steps = (start.steps[0], *one.steps)
+                    won.setdefault(one.start, replace(start, policy=POLICY, steps=steps, hidden_state=None))
+        return [won[i] for i in sorted(won)]
 
-    def _step(self, policy: LatentPolicy, episodes: Sequence[ImaginedEpisode]) -> None:
-        after = []
-        for episode in episodes:
-            worlds, choice = episode.reading.look(actions_in_reach(episode.reading.context))
-            log_probabilities = policy(Choices.of([choice]))[0].log_softmax(-1)
-            index = int(torch.multinomial(log_probabilities.exp(), 1, generator=self._generator))
-            episode.chosen.append(Chosen(choice, index, float(log_probabilities[index])))
+    def _step(self, policy: LatentPolicy, tries: Sequence[_Try]) -> None:
+        after, actions = [], []
+        for one in tries:
+            worlds, choice = one.reading.look(actions_in_reach(one.reading.context))
+            shares = policy(Choices.of([choice]))[0].softmax(-1)
+            index = int(torch.multinomial(shares, 1, generator=self._generator))
             after.append(worlds.select([index]))
+            actions.append(choice.actions[index])
         texts = self._model.sample_each(after, self._generator, MOST_DECODED)
-        for episode, world, text in zip(episodes, after, texts, strict=True):
-            choice, index = episode.chosen[-1].choice, episode.chosen[-1].index
-            if float(self._model.predictions(world).reward) >= WIN:
-                episode.outcome, episode.over = DISCOUNT ** (len(episode.chosen) - 1), True
-                continue
+        for one, world, action, text in zip(tries, after, actions, texts, strict=True):
+            wins = float(self._model.predictions(world).reward) >= WIN
+            one.steps.append(Step(action, text, FULL_SCORE * wins, wins))
             try:
-                episode.reading.observe(choice.actions[index], text)
+                one.reading.observe(action, text)
             except ContextTooLongError:
-                episode.over = True
-
-
-def with_advantages(episodes: Iterable[ImaginedEpisode]) -> list[Chosen]:
-    """Return all choices of starts that were won and not, with advantages in deviations of the start's outcomes."""
-    by_start: dict[int, list[ImaginedEpisode]] = {}
-    for episode in episodes:
-        by_start.setdefault(episode.start, []).append(episode)
-    chosen = list[Chosen]()
-    for group in by_start.values():
-        outcomes = np.array([episode.outcome for episode in group])
-        if (deviation := outcomes.std()) > 0:
-            for episode, advantage in zip(group, (outcomes - outcomes.mean()) / deviation, strict=True):
-                chosen += [replace(one, advantage=float(advantage)) for one in episode.chosen]
-    return chosen
-
-
-def improve(policy: LatentPolicy, chosen: Sequence[Chosen], optimizer: torch.optim.Optimizer, rng: Random) -> None:
-    """Take PASSES over the choices by the clipped objective of PPO (Schulman et al., 2017)."""
-    for batch in (batch for _ in range(PASSES) for batch in _batches(chosen, rng)):
-        log_probabilities = policy(Choices.of([one.choice for one in batch])).log_softmax(-1)
-        old, advantage = torch.tensor([[one.log_probability, one.advantage] for one in batch]).T
-        ratio = (log_probabilities[range(len(batch)), [one.index for one in batch]] - old).exp()
-        gain = torch.minimum(ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage).mean()
-        entropy = -(log_probabilities.exp() * log_probabilities.clamp(min=-30)).sum(-1).mean()
-        _step(optimizer, policy, -gain - ENTROPY_WEIGHT * entropy)
+                one.over = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -232,11 +164,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--count", type=positive, default=50, help="demonstrations (default: %(default)s)")
     add("--epochs", type=positive, default=4, help="of cloning (default: %(default)s)")
     add("--rate", type=above_zero, default=1e-3, help="learning rate of cloning (default: %(default)s)")
-    add("--rounds", type=at_least_zero, default=8, help="of imagined episodes (default: %(default)s)")
-    add("--round-starts", type=positive, default=24, help="starts of a round (default: %(default)s)")
-    add("--group", type=positive, default=6, help="imagined episodes of a start (default: %(default)s)")
-    add("--imagined-steps", type=positive, default=24, help="most from a first observation (default: %(default)s)")
-    add("--imagined-rate", type=above_zero, default=3e-4, help="learning rate in imagination (default: %(default)s)")
+    add("--rounds", type=at_least_zero, default=1, help="of imagined episodes (default: %(default)s)")
+    add("--tries", type=positive, default=4, help="imagined episodes of a start (default: %(default)s)")
+    add("--imagined-steps", type=positive, default=22, help="most of an imagined episode (default: %(default)s)")
     add("--max-steps", type=positive, default=40, help="environment steps of a game (default: %(default)s)")
     add("--seed", type=int, default=0, help="of all draws (default: 0)")
 
@@ -251,60 +181,48 @@ def run(args: argparse.Namespace) -> None:
     settings = {name: value for name, value in vars(args).items() if isinstance(value, int | float | str)}
     spec = {**settings, **predictor.identity} | {name: [path.name for path in vars(args)[name]] for name in paths}
     folder = PredictionFolder(args.out, spec)
-    policies = train(model, args, folder)
+    policies = train(model, args, folder.path)
     agents = {name: partial(PolicyAgent, model, policy) for name, policy in policies.items()}
     with RealWorld("alfworld") as world:
         measure(world, agents, args.split, args.max_steps, folder, spec)
     print((args.out / "report.md").read_text(encoding="utf-8"), end="")
 
 
-def train(model: WorldModel, args: argparse.Namespace, folder: PredictionFolder) -> dict[str, LatentPolicy]:
-    """Return the policy of each arm, from the last round that was written."""
+def train(model: WorldModel, args: argparse.Namespace, out: Path) -> dict[str, LatentPolicy]:
+    """Return the policy of each arm. What was imagined and fitted before is read from the folder."""
+    demonstrations = Random(args.seed).sample(_alfworld(args.demonstrations), args.count)
+    cloned = policy = clone_of(model, demonstrations, args, out / "cloned.pt")
+    starts, wins = _alfworld(args.starts), list[Episode]()
+    for number in range(1, args.rounds + 1):
+        path = out / f"imagined-{number}.jsonl.xz"
+        if not path.exists():
+            imagination = Imagination(model, args.imagined_steps, args.tries, args.seed + number)
+            parts = [starts[i : i + STARTS_TOGETHER] for i in range(0, len(starts), STARTS_TOGETHER)]
+            progress = tqdm(parts, desc=f"round {number}", unit="part")
+            write_episodes(path, (win for part in progress for win in imagination.wins(policy, part)))
+        wins += recorded_episodes([path])
+        policy = clone_of(model, [*demonstrations, *wins], args, out / f"imagined-{number}.pt")
+    return {"cloned": cloned, "imagined": policy}
+
+
+def clone_of(model: WorldModel, episodes: Sequence[Episode], args: argparse.Namespace, path: Path) -> LatentPolicy:
+    """Clone episodes, or read the policy that was cloned from them."""
     torch.manual_seed(args.seed)
-    cloned, path, rng = LatentPolicy(model.model), folder.path / "cloned.pt", Random(args.seed)
-    demonstrations = rng.sample(_alfworld(args.demonstrations), args.count)
+    policy = LatentPolicy(model.model)
     if path.exists():
-        cloned.load_state_dict(torch.load(path))
-    else:
-        with torch.inference_mode():
-            chosen = [one for episode in tqdm(demonstrations, unit="episode") for one in demonstrated(model, episode)]
-        clone(cloned, chosen, args.epochs, args.rate, rng)
-        _save(cloned.state_dict(), path)
-    starts = Starts(demonstrations, _alfworld(args.starts), args.imagined_steps)
-    return {"cloned": cloned, "imagined": imagine_rounds(model, cloned, starts, args, folder)}
-
-
-def imagine_rounds(
-    model: WorldModel, cloned: LatentPolicy, starts: Starts, args: argparse.Namespace, folder: PredictionFolder
-) -> LatentPolicy:
-    """Improve a copy round by round; a line each of rounds.jsonl says how many imagined episodes were won."""
-    policy, path, first = deepcopy(cloned), folder.path / "imagined.pt", 0
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=args.imagined_rate, betas=(0.9, 0.95), weight_decay=0.0)
-    if path.exists():
-        saved = torch.load(path)
-        policy.load_state_dict(saved["policy"])
-        optimizer.load_state_dict(saved["optimizer"])
-        first = saved["rounds"]
-    for number in tqdm(range(first, args.rounds), initial=first, total=args.rounds, unit="round"):
-        rng = Random(f"{args.seed}/{number}")
-        imagination = Imagination(model, rng.getrandbits(32))
-        episodes = imagination.episodes(policy, starts.draw(args.round_starts, rng), args.group)
-        improve(policy, with_advantages(episodes), optimizer, rng)
-        won_share = float(np.mean([episode.outcome > 0 for episode in episodes]))
-        steps = sum(len(episode.chosen) for episode in episodes)
-        folder.add_lines(ROUNDS, [{"round": number + 1, "won": won_share, "steps": steps}])
-        _save({"policy": policy.state_dict(), "optimizer": optimizer.state_dict(), "rounds": number + 1}, path)
+        policy.load_state_dict(torch.load(path))
+        return policy
+    with torch.inference_mode():
+        chosen = [one for episode in tqdm(episodes, unit="episode") for one in demonstrated(model, episode)]
+    clone(policy, chosen, args.epochs, args.rate, Random(args.seed))
+    buffer = BytesIO()
+    torch.save(policy.state_dict(), buffer)
+    write_atomic(path, buffer.getvalue())
     return policy
 
 
 def _alfworld(paths: Sequence[Path]) -> list[Episode]:
     return [episode for episode in recorded_episodes(paths) if episode.env == "alfworld"]
-
-
-def _save(value: Mapping[str, Any], path: Path) -> None:
-    buffer = BytesIO()
-    torch.save(value, buffer)
-    write_atomic(path, buffer.getvalue())
 
 
 Agents = Mapping[str, Callable[[], PolicyAgent]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from dataclasses import replace
 from random import Random
 
@@ -14,22 +13,12 @@ from data_prep.environments import ENVIRONMENTS
 from lab.__main__ import main
 from lab.agents.latent_policy import Choices, LatentPolicy, actions_in_reach
 from lab.studies import imagined_policy
-from lab.studies.imagined_policy import (
-    DISCOUNT,
-    Chosen,
-    Imagination,
-    ImaginedEpisode,
-    Start,
-    Starts,
-    clone,
-    context_at,
-    demonstrated,
-    improve,
-    with_advantages,
-)
-from loopwm.records.episodes import Episode, write_episodes
+from lab.studies.imagined_policy import Chosen, Imagination, clone, demonstrated
+from loopwm.records.episodes import Episode, recorded_episodes, write_episodes
+from loopwm.records.template import Context
 from loopwm.text.model.heads import Predictions
 from loopwm.text.world import WorldModel
+from loopwm.worlds.protocol import longer
 from tests.fixtures.kitchen import Kitchen
 from tests.fixtures.models import random_model, save_checkpoint
 
@@ -44,9 +33,6 @@ def expert(variation: str = "hot", *more: str) -> Episode:
     first, goal = world.reset("put", variation), world.goal()
     steps = (first, *map(world.step, (*WAY[:2], *more, *WAY[2:])))
     return Episode("alfworld", "put", variation, "train", "expert", goal, steps)
-
-
-START = Start(context_at(expert(), 0), 3)
 
 
 @pytest.fixture(scope="module")
@@ -77,90 +63,50 @@ def test_a_clone_does_as_it_was_shown(model, policy) -> None:
     assert logits.argmax(-1).tolist() == [one.index for one in shown]
 
 
-def test_starts_are_states_of_demonstrations_and_first_observations() -> None:
-    starts = Starts([expert()], [expert("plain")], 10).draw(80, Random(0))
-    assert Counter((one.limit, len(one.context.history) > 0) for one in starts) == {(10, False): 20, (5, True): 60}
-    assert {len(one.context.history) for one in starts} == set(range(len(WAY)))
-    assert starts[-1].context.history[0].action == WAY[0]
-    assert "hot" in starts[-1].context.goal
-    assert "hot" not in starts[0].context.goal
-
-
-def imagined(outcomes: list[list[float]], chosen: list[Chosen]) -> list[ImaginedEpisode]:
-    return [
-        ImaginedEpisode(start, 9, None, list(chosen), outcome)  # type: ignore[arg-type]
-        for start, group in enumerate(outcomes)
-        for outcome in group
-    ]
-
-
-def test_advantages_are_against_episodes_of_the_same_start(model) -> None:
-    one = demonstrations(model, expert())[:1]
-    chosen = with_advantages(imagined([[0.9, 0.0, 0.0, 0.9], [0.5, 0.5], [0.0, 0.0], [0.8, 0.4]], one))
-    assert [one.advantage for one in chosen] == pytest.approx([1, -1, -1, 1, 1, -1])
-
-
-@pytest.mark.parametrize(("advantage", "rises"), [(1.0, True), (-1.0, False)])
-def test_what_did_better_than_others_becomes_likelier_but_not_at_once(model, policy, advantage, rises) -> None:
-    choice = demonstrations(model, expert())[0].choice
-
-    def log_probability() -> float:
-        return policy(Choices.of([choice])).log_softmax(-1)[0, 2].item()
-
-    before = log_probability()
-    chosen = [Chosen(choice, 2, before, advantage)] * 200
-    improve(policy, chosen, torch.optim.AdamW(policy.parameters(), lr=1e-3, weight_decay=0.0), Random(0))
-    assert (log_probability() > before) is rises
-    assert abs(log_probability() - before) < 1.5  # a ratio beyond the clip has no gradient
-
-
-def test_an_imagined_episode_ends_where_a_win_is_predicted(model, policy, monkeypatch) -> None:
-    pays = iter([0, 0, 0, 100, 0, 0])
-    nothing = torch.zeros(1)
-    monkeypatch.setattr(model, "predictions", lambda world: Predictions(torch.tensor([next(pays)]), *[nothing] * 3))
+def pays(model: WorldModel, monkeypatch: pytest.MonkeyPatch, points: list[int]) -> None:
+    """Predict these rewards, one after another, and none after them; decode little."""
+    rewards, nothing = iter(points), torch.zeros(1)
+    monkeypatch.setattr(
+        model, "predictions", lambda world: Predictions(torch.tensor([next(rewards, 0)]), *[nothing] * 3)
+    )
     monkeypatch.setattr(imagined_policy, "MOST_DECODED", 5)
-    lost, won = Imagination(model, 0).episodes(policy, [START], 2)
-    assert (won.outcome, won.over, len(won.chosen)) == (DISCOUNT, True, 2)
-    assert (lost.outcome, lost.over, len(lost.chosen)) == (0, False, 3)
-    assert [step.action for step in lost.reading.context.history] == [
-        one.choice.actions[one.index] for one in lost.chosen
-    ]
 
 
-def test_what_is_drawn_has_the_probability_that_is_kept(model, policy) -> None:
-    (episode,) = Imagination(model, 0).episodes(policy, [replace(START, limit=1)], 1)
-    (chosen,) = episode.chosen
-    assert len(chosen.choice.actions) == len(actions_in_reach(START.context))
-    expected = policy(Choices.of([chosen.choice])).log_softmax(-1)[0, chosen.index].detach()
-    assert chosen.log_probability == pytest.approx(float(expected), abs=1e-4)
+def test_a_win_is_an_episode_up_to_the_action_that_is_predicted_to_win(model, policy, monkeypatch) -> None:
+    pays(model, monkeypatch, [0, 0, 0, 100])
+    start = expert()
+    (win,) = Imagination(model, 3, 2, 0).wins(policy, [start])
+    assert (win.goal, win.policy, win.steps[0], win.hidden_state) == (start.goal, "imagined", start.steps[0], None)
+    assert [(step.score, step.done) for step in win.steps] == [(0, False), (0, False), (100, True)]
+    context = Context(win.goal, win.steps[0].observation)
+    assert win.steps[1].action in actions_in_reach(context)
+    assert win.steps[2].action in actions_in_reach(longer(context, win.steps[1].action, win.steps[1].observation))
 
 
-def test_draws_of_one_start_differ_and_those_of_a_seed_do_not(model, policy) -> None:
-    def drawn(seed: int) -> list[list[int]]:
-        return [
-            [one.index for one in episode.chosen] for episode in Imagination(model, seed).episodes(policy, [START], 3)
-        ]
+def test_starts_are_won_each_by_itself_or_not_at_all(model, policy, monkeypatch) -> None:
+    pays(model, monkeypatch, [0, 0, 100, 0, 0, 0])  # two tries of two starts: the first of the second start wins
+    wins = Imagination(model, 2, 2, 0).wins(policy, [expert(), expert("plain")])
+    assert [win.variation for win in wins] == ["plain"]
+    pays(model, monkeypatch, [])
+    assert Imagination(model, 2, 2, 0).wins(policy, [expert()]) == []
+
+
+def test_draws_of_one_start_differ_and_those_of_a_seed_do_not(model, policy, monkeypatch) -> None:
+    def drawn(seed: int) -> list[str | None]:
+        pays(model, monkeypatch, [100] * 9)
+        imagination = Imagination(model, 1, 1, seed)
+        return [imagination.wins(policy, [expert()])[0].steps[1].action for _ in range(6)]
 
     assert drawn(0) == drawn(0) != drawn(1)
-    assert len({tuple(indices) for indices in drawn(0)}) > 1
+    assert len(set(drawn(0))) > 1
 
 
 def test_the_command_clones_imagines_plays_and_resumes(model, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setitem(ENVIRONMENTS, "alfworld", Kitchen)
+    monkeypatch.setattr(imagined_policy, "WIN", -1)  # every imagined action wins
     save_checkpoint(tmp_path / "model", model.model)
     write_episodes(tmp_path / "shown.jsonl", [expert(), replace(expert("plain"), variation="plain")])
-    given = [
-        "--model",
-        str(tmp_path / "model"),
-        "--split",
-        "dev",
-        "--rounds",
-        "2",
-        "--round-starts",
-        "1",
-        "--group",
-        "2",
-    ]
+    given = ["--model", str(tmp_path / "model"), "--split", "dev", "--rounds", "2", "--tries", "2"]
     given += ["--imagined-steps", "2", "--count", "2", "--epochs", "60", "--rate", "0.01", "--max-steps", "9"]
     given += ["--demonstrations", str(tmp_path / "shown.jsonl"), "--starts", str(tmp_path / "shown.jsonl")]
     out = tmp_path / "out"
@@ -168,7 +114,10 @@ def test_the_command_clones_imagines_plays_and_resumes(model, tmp_path, monkeypa
     results = json.loads((out / "results.json").read_text())
     assert results["n"] == 3
     assert results["arms"]["cloned"]["won"]["mean"] == 100
-    assert [json.loads(line)["round"] for line in (out / "rounds.jsonl").read_text().splitlines()] == [1, 2]
+    assert sorted(path.name for path in out.glob("imagined-*")) == [
+        f"imagined-{n}.{kind}" for n in (1, 2) for kind in ("jsonl.xz", "pt")
+    ]
+    assert [win.policy for win in recorded_episodes([out / "imagined-1.jsonl.xz"])] == ["imagined"] * 2
     assert "imagined - cloned" in capsys.readouterr().out
 
     (out / "plays.jsonl").write_text("".join((out / "plays.jsonl").read_text().splitlines(keepends=True)[:1]))
@@ -176,7 +125,6 @@ def test_the_command_clones_imagines_plays_and_resumes(model, tmp_path, monkeypa
     assert main(["imagined-policy", *given, "--out", str(out)]) == 0
     again = json.loads((out / "results.json").read_text())
     assert again["arms"] == results["arms"]
-    assert len((out / "rounds.jsonl").read_text().splitlines()) == 2
     assert main(["imagined-policy", *given, "--seed", "1", "--out", str(out)]) == 2
     assert "seed must be 0 as in the folder" in capsys.readouterr().err
 
