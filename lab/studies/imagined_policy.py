@@ -131,7 +131,7 @@ class Imagination:
                 if one.steps[-1].done:
                     start = starts[one.start]
                     steps = (start.steps[0], *one.steps)
-                    won.setdefault(one.start, replace(start, policy=POLICY, steps=steps, hidden_state=None))
+                    won[one.start] = replace(start, policy=POLICY, steps=steps, hidden_state=None)
         return [won[i] for i in sorted(won)]
 
     def _step(self, policy: LatentPolicy, tries: Sequence[_Try]) -> None:

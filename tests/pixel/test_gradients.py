@@ -16,9 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from loopwm.core.depth import DepthPlan
-from loopwm.pixel.agents.actor_critic import ActorCriticConfig, ActorCriticLearner, Experience, dream
+from loopwm.pixel.agents import actor_critic
+from loopwm.pixel.agents.actor_critic import ActorCriticConfig, Experience, dream
 from loopwm.pixel.agents.ppo import PPOConfig, ppo_loss
 from loopwm.pixel.agents.ppo_policy import ActorCritic
+from loopwm.pixel.dynamics import masked_mean
 from loopwm.pixel.edeline import system as edeline
 from loopwm.pixel.edeline.config import EdelineLoss
 from loopwm.pixel.storm import system as storm
@@ -193,8 +195,7 @@ def test_terms_of_the_actor_critic_train_their_groups(monkeypatch: pytest.Monkey
     for parameter in made.slow_critic.parameters():
         parameter.data += 0.3  # equal to the critic, it would add nothing
     means: list[Tensor] = []
-    mean = ActorCriticLearner._mean
-    monkeypatch.setattr(made, "_mean", lambda x, valid: means.append(mean(x, valid)) or means[-1])
+    monkeypatch.setattr(actor_critic, "masked_mean", lambda x, valid: means.append(masked_mean(x, valid)) or means[-1])
     loss, _ = made.loss(test_actor_critic.experience(inputs=(6, 4, 1), memory=4))
     gain, entropy, critic, slow, *_ = means
     groups = {name: list(module.parameters()) for name, module in made.network.named_children()}

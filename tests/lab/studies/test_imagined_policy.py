@@ -17,7 +17,7 @@ from lab.studies.imagined_policy import Chosen, Imagination, clone, demonstrated
 from loopwm.records.episodes import Episode, recorded_episodes, write_episodes
 from loopwm.records.template import Context
 from loopwm.text.model.heads import Predictions
-from loopwm.text.world import WorldModel
+from loopwm.text.world import World, WorldModel
 from loopwm.worlds.protocol import longer
 from tests.fixtures.kitchen import Kitchen
 from tests.fixtures.models import random_model, save_checkpoint
@@ -63,30 +63,41 @@ def test_a_clone_does_as_it_was_shown(model, policy) -> None:
     assert logits.argmax(-1).tolist() == [one.index for one in shown]
 
 
-def pays(model: WorldModel, monkeypatch: pytest.MonkeyPatch, points: list[int]) -> None:
-    """Predict these rewards, one after another, and none after them; decode little."""
-    rewards, nothing = iter(points), torch.zeros(1)
-    monkeypatch.setattr(
-        model, "predictions", lambda world: Predictions(torch.tensor([next(rewards, 0)]), *[nothing] * 3)
-    )
+def pays(model: WorldModel, monkeypatch: pytest.MonkeyPatch, points: list[int]) -> list[int]:
+    """Predict these rewards, one after another, and none after them; decode little. Returns what was predicted."""
+    rewards, nothing, predicted = iter(points), torch.zeros(1), list[int]()
+
+    def predictions(world: World) -> Predictions:
+        predicted.append(next(rewards, 0))
+        return Predictions(torch.tensor([predicted[-1]]), nothing, nothing, nothing)
+
+    monkeypatch.setattr(model, "predictions", predictions)
     monkeypatch.setattr(imagined_policy, "MOST_DECODED", 5)
+    return predicted
 
 
 def test_a_win_is_an_episode_up_to_the_action_that_is_predicted_to_win(model, policy, monkeypatch) -> None:
     pays(model, monkeypatch, [0, 0, 0, 100])
-    start = expert()
+    start, lengths = expert(), []
+    monkeypatch.setattr(
+        imagined_policy,
+        "actions_in_reach",
+        lambda context: lengths.append(len(context.history)) or actions_in_reach(context),
+    )
     (win,) = Imagination(model, 3, 2, 0).wins(policy, [start])
     assert (win.goal, win.policy, win.steps[0], win.hidden_state) == (start.goal, "imagined", start.steps[0], None)
     assert [(step.score, step.done) for step in win.steps] == [(0, False), (0, False), (100, True)]
+    assert lengths == [0, 0, 1, 1]  # each try has a history of its own
     context = Context(win.goal, win.steps[0].observation)
     assert win.steps[1].action in actions_in_reach(context)
     assert win.steps[2].action in actions_in_reach(longer(context, win.steps[1].action, win.steps[1].observation))
 
 
 def test_starts_are_won_each_by_itself_or_not_at_all(model, policy, monkeypatch) -> None:
-    pays(model, monkeypatch, [0, 0, 100, 0, 0, 0])  # two tries of two starts: the first of the second start wins
+    predicted = pays(model, monkeypatch, [0, 0, 100, 0, 0, 0])  # two tries of each: the first of the second start wins
     wins = Imagination(model, 2, 2, 0).wins(policy, [expert(), expert("plain")])
     assert [win.variation for win in wins] == ["plain"]
+    assert len(predicted) == 6  # a start that was won is not tried on
     pays(model, monkeypatch, [])
     assert Imagination(model, 2, 2, 0).wins(policy, [expert()]) == []
 
@@ -117,6 +128,8 @@ def test_the_command_clones_imagines_plays_and_resumes(model, tmp_path, monkeypa
     assert sorted(path.name for path in out.glob("imagined-*")) == [
         f"imagined-{n}.{kind}" for n in (1, 2) for kind in ("jsonl.xz", "pt")
     ]
+    weights = [torch.load(out / name)["score.weight"] for name in ("cloned.pt", "imagined-1.pt")]
+    assert not torch.equal(*weights)
     assert [win.policy for win in recorded_episodes([out / "imagined-1.jsonl.xz"])] == ["imagined"] * 2
     assert "imagined - cloned" in capsys.readouterr().out
 
