@@ -1,4 +1,4 @@
-"""Store of the pictures page: studies, rollouts, agents, searches, policies and loads, one small file each.
+"""Store of the pictures page: studies, rollouts, agents, searches and loads of the service, one small file each.
 
 They are in folders of their kind (`KINDS`) beside the runs on suites. A file that was copied from a printed table,
 because the run's own is lost, has the key `transcribed`.
@@ -25,7 +25,6 @@ class PictureStore:
     rollouts: tuple[Result, ...]
     agents: tuple[Result, ...]
     searches: tuple[Result, ...]
-    policies: tuple[Result, ...]
     loads: tuple[Result, ...]
     claims: tuple[Result, ...]
 
@@ -38,7 +37,7 @@ def read_pictures(data: Path) -> PictureStore:
 
 
 def keep(folder: Path, data: Path) -> None:
-    """Store the results of a finished run, replacing an earlier one of the same name.
+    """Store the results of a finished study, rollout, agent, search or load, replacing an earlier one of the same name.
 
     Raises InputError for one that is not finished, or of an unknown kind.
     """
@@ -129,14 +128,6 @@ def _search(results: Row) -> tuple[str, dict[str, Any]]:
     return f"alfworld--{provenance['model_sha256'][:8]}", {"split": provenance["split"], **rows}
 
 
-def _policy(results: Row) -> tuple[str, dict[str, Any]]:
-    """Return real steps and per cent won by arm, their differences, and games won by task."""
-    provenance = results["provenance"]
-    rows = {name: results[name] for name in ("n", "demonstrations", "arms", "difference", "tasks")}
-    settings = {name: provenance[name] for name in ("split", "seed", "rounds")}
-    return f"alfworld--{provenance['model_sha256'][:8]}--seed-{provenance['seed']}", {**settings, **rows}
-
-
 def _load(results: Row) -> tuple[str, dict[str, Any]]:
     return results["model"], {name: results[name] for name in ("model", "load", "roof")}
 
@@ -146,7 +137,6 @@ KINDS: dict[str, tuple[str, Callable[[Row], tuple[str, dict[str, Any]]]]] = {
     "rollouts": ("latent_minus_fed_back", _rollout),
     "agents": ("task_scores", _agents),
     "searches": ("game_steps", _search),
-    "policies": ("demonstrations", _policy),
     "loads": ("load", _load),
 }
 """By folder: the key that only its results.json has, and the name and content of the stored file."""

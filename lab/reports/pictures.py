@@ -263,44 +263,21 @@ def _searches(store: PictureStore) -> tuple[Figure, str] | None:
     """Plot real steps of an agent that searches, by the order of the places."""
     if not store.searches:
         return None
-    canvas = _plot_arms(store.searches, "steps", "real steps a game", store)
-    captions = (
-        f"{_whose(result, store)}, "
-        + ", ".join(f"{_change(row['steps'])} from {arm}" for arm, row in result["differences"].items())
-        for result in store.searches
-    )
-    return canvas, f"Steps by searching where the model imagines things: {'; '.join(captions)}."
-
-
-def _policies(store: PictureStore) -> tuple[Figure, str] | None:
-    """Plot games won by a policy that was cloned, and by one that was then improved in imagination."""
-    if not store.policies:
-        return None
-    canvas = _plot_arms(store.policies, "won", "games won, %", store)
-    captions = (
-        f"{_whose(result, store)}, {result['demonstrations']} demonstrations, seed {result['seed']}, "
-        f"{_change(result['difference']['won'])}"
-        for result in store.policies
-    )
-    return canvas, f"Real games won after learning in imagination, against the clone: {'; '.join(captions)}."
-
-
-def _change(difference: Mapping[str, Any]) -> str:
-    low, high = difference["ci95"]
-    return f"{difference['mean']:+.1f} ({low:+.1f} to {high:+.1f})"
-
-
-def _plot_arms(results: Sequence[Mapping[str, Any]], measure: str, label: str, store: PictureStore) -> Figure:
-    """Plot one measure of each result's arms, result beside result."""
-    canvas, grid = make_canvas(9, 2.2, 1, len(results))
-    for axes, result in zip(grid, results, strict=True):
+    canvas, grid = make_canvas(9, 2.2, 1, len(store.searches))
+    captions = []
+    for axes, result in zip(grid, store.searches, strict=True):
         arms = list(result["arms"].items())
-        _plot_intervals(axes, [row[measure] for _, row in arms])
+        _plot_intervals(axes, [row["steps"] for _, row in arms])
         axes.set_yticks(range(len(arms)), [arm for arm, _ in arms], fontsize=8)
-        axes.set(ylim=(len(arms) - 0.5, -0.5), xlabel=label)
+        axes.set(ylim=(len(arms) - 0.5, -0.5), xlabel="real steps a game")
         axes.set_xlim(left=0)
         axes.set_title(f"{result['n']} games of {result['split']}, {_whose(result, store)}", fontsize=8)
-    return canvas
+        differences = (
+            f"{row['steps']['mean']:+.1f} ({row['steps']['ci95'][0]:+.1f} to {row['steps']['ci95'][1]:+.1f}) from {arm}"
+            for arm, row in result["differences"].items()
+        )
+        captions.append(f"{_whose(result, store)}, {', '.join(differences)}")
+    return canvas, f"Steps by searching where the model imagines things: {'; '.join(captions)}."
 
 
 def _plot_intervals(axes: Axes, estimates: Sequence[Mapping[str, Any]]) -> None:
@@ -379,13 +356,6 @@ PICTURES = (
         "python -m lab search --train-episodes EPISODES --out RUN",
         _searches,
         lambda store: store.searches,
-    ),
-    Picture(
-        "policies",
-        "A policy that learns in imagination",
-        "python -m lab imagined-policy --demonstrations EPISODES --starts EPISODES --out RUN",
-        _policies,
-        lambda store: store.policies,
     ),
 )
 """In the order of the page."""

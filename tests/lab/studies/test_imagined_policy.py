@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
@@ -11,12 +12,11 @@ import torch
 
 from data_prep.environments import ENVIRONMENTS
 from lab.__main__ import main
-from lab.agents.latent_policy import Choices, LatentPolicy, actions_in_reach
+from lab.agents.latent_policy import Choice, Choices, LatentPolicy, Reading, actions_in_reach
 from lab.studies import imagined_policy
 from lab.studies.imagined_policy import Chosen, Imagination, clone, demonstrated
 from loopwm.records.episodes import Episode, recorded_episodes, write_episodes
 from loopwm.records.template import Context
-from loopwm.text.model.heads import Predictions
 from loopwm.text.world import World, WorldModel
 from loopwm.worlds.protocol import longer
 from tests.fixtures.kitchen import Kitchen
@@ -63,21 +63,26 @@ def test_a_clone_does_as_it_was_shown(model, policy) -> None:
     assert logits.argmax(-1).tolist() == [one.index for one in shown]
 
 
-def pays(model: WorldModel, monkeypatch: pytest.MonkeyPatch, points: list[int]) -> list[int]:
-    """Predict these rewards, one after another, and none after them; decode little. Returns what was predicted."""
-    rewards, nothing, predicted = iter(points), torch.zeros(1), list[int]()
+def pays(monkeypatch: pytest.MonkeyPatch, chances: list[float]) -> list[float]:
+    """Predict these chances of a win, one look after another, and none after them; decode little.
 
-    def predictions(world: World) -> Predictions:
-        predicted.append(next(rewards, 0))
-        return Predictions(torch.tensor([predicted[-1]]), nothing, nothing, nothing)
+    Returns what was predicted.
+    """
+    left, predicted, look = iter(chances), list[float](), Reading.look
 
-    monkeypatch.setattr(model, "predictions", predictions)
+    def look_and_predict(reading: Reading, actions: Sequence[str]) -> tuple[World, Choice]:
+        worlds, choice = look(reading, actions)
+        predicted.append(next(left, 0.0))
+        first = torch.full((len(actions), 1), predicted[-1])
+        return worlds, replace(choice, predicted=torch.cat([first, choice.predicted[:, 1:]], -1))
+
+    monkeypatch.setattr(Reading, "look", look_and_predict)
     monkeypatch.setattr(imagined_policy, "MOST_DECODED", 5)
     return predicted
 
 
 def test_a_win_is_an_episode_up_to_the_action_that_is_predicted_to_win(model, policy, monkeypatch) -> None:
-    pays(model, monkeypatch, [0, 0, 0, 100])
+    pays(monkeypatch, [0.5, 0.9, 0, 0.96])
     start, lengths = expert(), []
     monkeypatch.setattr(
         imagined_policy,
@@ -94,17 +99,18 @@ def test_a_win_is_an_episode_up_to_the_action_that_is_predicted_to_win(model, po
 
 
 def test_starts_are_won_each_by_itself_or_not_at_all(model, policy, monkeypatch) -> None:
-    predicted = pays(model, monkeypatch, [0, 0, 100, 0, 0, 0])  # two tries of each: the first of the second start wins
+    predicted = pays(monkeypatch, [0, 0, 1, 0, 0, 0])  # two tries of each: the first of the second start wins
     wins = Imagination(model, 2, 2, 0).wins(policy, [expert(), expert("plain")])
     assert [win.variation for win in wins] == ["plain"]
     assert len(predicted) == 6  # a start that was won is not tried on
-    pays(model, monkeypatch, [])
+    pays(monkeypatch, [])
     assert Imagination(model, 2, 2, 0).wins(policy, [expert()]) == []
 
 
 def test_draws_of_one_start_differ_and_those_of_a_seed_do_not(model, policy, monkeypatch) -> None:
+    monkeypatch.setattr(imagined_policy, "SURE", 0)
+
     def drawn(seed: int) -> list[str | None]:
-        pays(model, monkeypatch, [100] * 9)
         imagination = Imagination(model, 1, 1, seed)
         return [imagination.wins(policy, [expert()])[0].steps[1].action for _ in range(6)]
 
@@ -114,7 +120,7 @@ def test_draws_of_one_start_differ_and_those_of_a_seed_do_not(model, policy, mon
 
 def test_the_command_clones_imagines_plays_and_resumes(model, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setitem(ENVIRONMENTS, "alfworld", Kitchen)
-    monkeypatch.setattr(imagined_policy, "WIN", -1)  # every imagined action wins
+    monkeypatch.setattr(imagined_policy, "SURE", 0)  # every imagined action wins
     save_checkpoint(tmp_path / "model", model.model)
     write_episodes(tmp_path / "shown.jsonl", [expert(), replace(expert("plain"), variation="plain")])
     given = ["--model", str(tmp_path / "model"), "--split", "dev", "--rounds", "2", "--tries", "2"]
@@ -125,19 +131,23 @@ def test_the_command_clones_imagines_plays_and_resumes(model, tmp_path, monkeypa
     results = json.loads((out / "results.json").read_text())
     assert results["n"] == 3
     assert results["arms"]["cloned"]["won"]["mean"] == 100
+    # both starts are won in the first round
     assert sorted(path.name for path in out.glob("imagined-*")) == [
-        f"imagined-{n}.{kind}" for n in (1, 2) for kind in ("jsonl.xz", "pt")
-    ]
+        "imagined-1", "imagined-1.pt", "imagined-2.pt",
+    ]  # fmt: skip
     weights = [torch.load(out / name)["score.weight"] for name in ("cloned.pt", "imagined-1.pt")]
     assert not torch.equal(*weights)
-    assert [win.policy for win in recorded_episodes([out / "imagined-1.jsonl.xz"])] == ["imagined"] * 2
+    assert [win.policy for win in recorded_episodes([out / "imagined-1"])] == ["imagined"] * 2
     assert "imagined - cloned" in capsys.readouterr().out
 
     (out / "plays.jsonl").write_text("".join((out / "plays.jsonl").read_text().splitlines(keepends=True)[:1]))
     (out / "results.json").unlink()
+    (out / "imagined-2.pt").unlink()
     assert main(["imagined-policy", *given, "--out", str(out)]) == 0
     again = json.loads((out / "results.json").read_text())
     assert again["arms"] == results["arms"]
+    assert main(["imagined-policy", *given, "--count", "3", "--out", str(tmp_path / "few")]) == 2
+    assert "--count: must be at most 2, the episodes of ALFWorld, got 3" in capsys.readouterr().err
     assert main(["imagined-policy", *given, "--seed", "1", "--out", str(out)]) == 2
     assert "seed must be 0 as in the folder" in capsys.readouterr().err
 
