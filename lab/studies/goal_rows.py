@@ -41,7 +41,7 @@ MOVED_FACT = 5
 MOVED_WEIGHT, EARLIER_WEIGHT = 0.5, 0.1
 """Weights of a row's slots before the last: of actions that put something down, of others."""
 
-UNKNOWN = -100
+UNKNOWN = -1
 """Value of a fact that is not taught."""
 
 
