@@ -168,7 +168,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--count", type=positive, default=50, help="demonstrations (default: %(default)s)")
     add("--epochs", type=positive, default=4, help="of cloning (default: %(default)s)")
     add("--rate", type=above_zero, default=1e-3, help="learning rate of cloning (default: %(default)s)")
-    add("--rounds", type=at_least_zero, default=1, help="of imagined episodes (default: %(default)s)")
+    add("--rounds", type=at_least_zero, default=2, help="of imagined episodes (default: %(default)s)")
     add("--tries", type=positive, default=4, help="imagined episodes of a start (default: %(default)s)")
     add("--imagined-steps", type=positive, default=22, help="most of an imagined episode (default: %(default)s)")
     add("--max-steps", type=positive, default=40, help="environment steps of a game (default: %(default)s)")
