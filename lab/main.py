@@ -20,7 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "interpolate": ("lab.interpolate", "interpolate the weights of two checkpoints"),
     "fit-gate": ("lab.studies.fit_gate", "fit the exit gate of a finished model"),
     "fit-acceptance": ("lab.studies.fit_acceptance", "fit the acceptance head of a finished model"),
-    "fit-goals": ("lab.studies.fit_goals", "fit the coda of a finished model so that rewards follow the goal"),
+    "fit-goals": ("lab.studies.fit_goals", "fit the reward attention of a finished model to goals"),
     "fit-rewards": ("lab.studies.fit_rewards", "fit the reward head of a finished model"),
     "rollout": ("lab.studies.rollout", "imagine whole episodes, scored by depth"),
     "pixels": ("lab.pixels.command", "measure one property of a pixel world"),

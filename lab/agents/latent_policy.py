@@ -2,7 +2,7 @@
 
 The world model is frozen. What it read and the tokens of each action, with the slot behind them, are attended to as by
 `RewardAttention`, whose weights the policy starts from; what the heads predict of each action is added. That the goal
-names an action's thing or place is told: few demonstrations do not teach to compare words.
+names an action's thing or place is told: few demonstrations do not teach to compare words. Ours, not the paper's.
 
 Shape suffixes: B states, N actions, L positions read, M positions of an action, D width, H heads, E head width.
 """
@@ -72,8 +72,8 @@ class Choice:
     """Actions of one state, as the frozen model imagines them.
 
     read: what was read so far, in parts (L, 2 D): h^(T) and h. after: (N, M, 2 D), the same of each action's tokens and
-    its slot, which is the last; padded in front. tokens: (N,) of them that are none. predicted: (N, 3) as `PREDICTED`.
-    named: (N,) as of `named_in`.
+    its slot, which is the last; padded in front. tokens: (N,) positions that are no padding. predicted: (N, 3) as
+    `PREDICTED`. named: (N,) as of `named_in`.
     """
 
     actions: Sequence[str]
@@ -192,7 +192,7 @@ class LatentPolicy(nn.Module):
         read_positions = torch.arange(choices.read.shape[1])[None]
         own_positions = (choices.length[:, None, None] + choices.tokens[..., None] + back).clamp(min=0).flatten(0, 1)
         own = choices.after.flatten(0, 1)
-        h, angles = _h(own)[:, -1:], self._angles(own_positions)
+        h, angles = _h_and_state(own)[0][:, -1:], self._angles(own_positions)
         q = self.attention.queries(h, *(part[..., -1:, :] for part in angles))[:, :, 0]
         shared = self.attention.keys_values(*_h_and_state(choices.read), AttentionInputs(*self._angles(read_positions)))
         separate = self.attention.keys_values(*_h_and_state(own), AttentionInputs(*angles))
@@ -222,10 +222,6 @@ def _attend(
     weights = (torch.cat([scores, own_scores], -1) * width**-0.5).softmax(-1)
     to_shared, to_own = weights.split([k.shape[1], own_k.shape[1]], -1)
     return (to_shared.reshape(len(k), -1, k.shape[1]) @ v).reshape(q.shape) + to_own @ own_v
-
-
-def _h(both: Tensor) -> Tensor:
-    return both.chunk(2, -1)[1]
 
 
 def _h_and_state(both: Tensor) -> tuple[Tensor, Tensor]:

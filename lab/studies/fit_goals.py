@@ -3,8 +3,9 @@
 Recorded episodes are won under their own goals, so a model that never reads the goal errs nowhere. In relabelled ones
 (`python -m lab relabel-goals`) the same actions pay or not, by the goal. Every action of a row is taught, auxiliary
 heads, dropped afterwards, name what decides (what the goal asks for, what was moved, what is held), and a missed goal
-is like one that is won as often. Rewards of other episodes are fitted to what they paid. The model reads the rows
-once; only the attention and the heads of rewards and ends are run again.
+is like one that is won as often. Episodes of ScienceWorld that answer by a box do so rightly and wrongly as often.
+Rewards of other episodes are fitted to what they paid. The model reads the rows once; only the attention and the heads
+of rewards and ends are run again.
 
 Shape suffixes: B rows, L positions, D width, S slots, N = B * S, C classes.
 """
