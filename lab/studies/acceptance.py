@@ -15,12 +15,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 
 from data_prep.environments import ENVIRONMENTS, make_environment
 from data_prep.environments.base import Environment
 from data_prep.policies import replay
 from data_prep.solutions import solve
+from eval.scores.intervals import by_game, resampled_means
 from eval.scores.rows import detection
 from loopwm import load
 from loopwm.records.episodes import Step
@@ -109,14 +111,27 @@ def judge(worlds: Worlds, state: State, decode: bool) -> list[tuple[bool, bool]]
 def score(worlds: Worlds, states: Sequence[State], decode: bool) -> dict[str, Any]:
     """Return figures of what is accepted and of what is refused, and candidates a second of processor time."""
     started = time.process_time()
-    pairs = [pair for state in tqdm(states, unit="state") for pair in judge(worlds, state, decode)]
+    judged = [judge(worlds, state, decode) for state in tqdm(states, unit="state")]
     seconds = time.process_time() - started
+    pairs = [pair for of_state in judged for pair in of_state]
+    games = [game_of(state) for state, of_state in zip(states, judged, strict=True) for _ in of_state]
     return {
         "candidates": len(pairs),
-        "accepted": detection(pairs),
+        "accepted": detection(pairs) | {"f1_ci95": f1_interval95(pairs, games)},
         "refused": detection([(not said, not truth) for said, truth in pairs]),
         "per_second": len(pairs) / seconds,
     }
+
+
+def game_of(state: State) -> str:
+    return f"{state['task']} {state['variation']}"
+
+
+def f1_interval95(pairs: Sequence[tuple[bool, bool]], games: Sequence[str]) -> list[float]:
+    """Return bounds of F1 of (predicted, true) pairs, resampling games with all their pairs. games: of each pair."""
+    sums, _ = by_game(np.array([[2.0 * (said and truth), said + truth] for said, truth in pairs]), games)
+    twice_hits, marked = resampled_means(sums).T
+    return np.percentile(twice_hits / marked, [2.5, 97.5]).tolist()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -150,7 +165,8 @@ def run(arguments: argparse.Namespace) -> None:
     if not states:
         raise InputError(f"--states: {arguments.states} holds no state")
     worlds = load(arguments.model)
-    result = {"states": len(states), "head": score(worlds, states, False), "head_and_text": score(worlds, states, True)}
+    counts = {"states": len(states), "games": len(set(map(game_of, states)))}
+    result = counts | {"head": score(worlds, states, False), "head_and_text": score(worlds, states, True)}
     print(json.dumps(result, indent=1))
     if arguments.out is not None:
         write_json(arguments.out, result)

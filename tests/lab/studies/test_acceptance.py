@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from lab.studies.acceptance import collect_states, judge
+import numpy as np
+import pytest
+
+from eval.scores.intervals import RESAMPLES, SEED
+from lab.studies.acceptance import collect_states, f1_interval95, judge
 from loopwm.records.episodes import Step
 from loopwm.records.template import Context
 from loopwm.worlds.protocol import Imagined, Worlds
@@ -92,3 +96,20 @@ def test_what_is_imagined_to_be_refused_is_not_accepted() -> None:
     context, _ = worlds.contexts
     assert (context.goal, context.observation) == ("stop", "a hall")
     assert [(step.action, step.observation) for step in context.history] == [("wait", "you wait")]
+
+
+def test_f1_interval_resamples_games_with_all_their_pairs() -> None:
+    pairs = [(True, True), (True, False), (False, True), (True, True), (False, False), (True, True)]
+    games = ["a", "a", "b", "b", "c", "c"]
+    draws = np.random.default_rng(SEED).multinomial(3, [1 / 3] * 3, size=RESAMPLES)
+    f1s = []
+    for counts in draws:
+        resample = [pair for game, count in zip("abc", counts, strict=True) for pair in _of(game, pairs, games) * count]
+        hits, wrong = resample.count((True, True)), resample.count((True, False)) + resample.count((False, True))
+        f1s.append(hits / (hits + wrong / 2))
+    assert f1_interval95(pairs, games) == pytest.approx(np.percentile(f1s, [2.5, 97.5]))
+    assert f1_interval95(pairs, games)[0] < 0.7
+
+
+def _of(game: str, pairs: Sequence[tuple[bool, bool]], games: Sequence[str]) -> list[tuple[bool, bool]]:
+    return [pair for pair, name in zip(pairs, games, strict=True) if name == game]
