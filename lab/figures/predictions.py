@@ -12,6 +12,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from eval.commands.calibration import Probabilities, Right
 from eval.commands.harness import RunSettings, make_results, read_results, recorded_prediction
 from eval.scores.intervals import INTERVALS
 from eval.scores.metrics import METRICS_VERSION, exact_match
@@ -115,6 +118,18 @@ def exact_matches(path: Path) -> dict[Key, tuple[str, float]]:
         )
         for _, line in lines
     }
+
+
+def trusts_and_exact(path: Path) -> tuple[Probabilities, Right]:
+    """Return trust and whether it is exactly right of stored predictions, (N,) each.
+
+    A text that was cut has no trust, counts as 0 and cannot be right. Raises InputError as `exact_matches` does.
+    """
+    exact = exact_matches(path)
+    lines = (line for _, line in read_json_lines(path) if "id" in line)
+    pairs = [(line.get("trust", 0.0), exact[line["id"], line["horizon"]][1] == 1) for line in lines]
+    trusts, right = zip(*pairs, strict=True)
+    return np.array(trusts), np.array(right)
 
 
 class Rescored:

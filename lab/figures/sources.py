@@ -27,6 +27,7 @@ from eval.scores.intervals import paired_difference
 from eval.scores.predictions import Key
 from eval.scores.rows import OVERALL, Item
 from eval.scores.suites import suite_names
+from lab.estimates import over_runs
 from lab.figures.predictions import FOLDER, PREVIOUS, SUFFIX, Rescored, exact_matches
 from lab.figures.studies import Copy, Difference, Percent, Study
 from lab.reports.error_kinds import error_kind
@@ -341,6 +342,45 @@ class Search:
         return [row["mean"], *row["ci95"]]
 
 
+@dataclass(frozen=True)
+class Policies:
+    """Games of ALFWorld played by policies that learn in imagination, the mean of all seeds or one seed.
+
+    weights: first digits of the checkpoint's hash.
+    """
+
+    store: Store
+    weights: str
+    seed: int | None = None
+
+    @cached_property
+    def _results(self) -> list[dict[str, Any]]:
+        seed = "*" if self.seed is None else self.seed
+        paths = sorted(self.store.data.glob(f"policies/alfworld--{self.weights}--seed-{seed}.json"))
+        return [read_json(path) for path in paths]
+
+    @cached_property
+    def _mean(self) -> dict[str, Any]:
+        return over_runs([result["by_game"] for result in self._results])
+
+    @property
+    def games(self) -> int:
+        return int(self._results[0]["n"])
+
+    @property
+    def seeds(self) -> int:
+        return len(self._results)
+
+    def mean(self, arm: str, measure: str) -> float:
+        """Return the per cent won or the real steps a game."""
+        return float(self._mean["arms"][arm][measure]["mean"])
+
+    def difference(self, measure: str) -> list[float]:
+        """Return mean and bounds of what learning in imagination changed."""
+        row = self._mean["difference"][measure]
+        return [row["mean"], *row["ci95"]]
+
+
 class Weights:
     """Counts of the shipped weights."""
 
@@ -420,6 +460,7 @@ def names_in(root: Path) -> dict[str, Any]:
         "probe_trust": lambda: trust(*(run for name, run in runs.items() if name.endswith("_dev_probe"))),
         "agents": lambda weights: Agents(store, weights),
         "search": lambda weights: Search(store, weights),
+        "policies": lambda weights, seed=None: Policies(store, weights, seed),
         "weights": weights,
         "training": lambda name: Training(store.json(f"training/{name}.json")),
         "study": lambda name: Study(store.json(f"studies/{name}.json"), copied=False),

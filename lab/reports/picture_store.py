@@ -1,4 +1,4 @@
-"""Store of the pictures page: studies, rollouts, agents, searches and loads of the service, one small file each.
+"""Store of the pictures page: studies, rollouts, agents, searches, policies and loads, one small file each.
 
 They are in folders of their kind (`KINDS`) beside the runs on suites. A file that was copied from a printed table,
 because the run's own is lost, has the key `transcribed`.
@@ -6,12 +6,14 @@ because the run's own is lost, has the key `transcribed`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.reports.results_page import Result, Row, called, read_store, rounded
+from eval.commands.calibration import Probabilities, Right
+from lab.figures.predictions import FOLDER, SUFFIX, trusts_and_exact
+from lab.reports.results_page import SHIPPED_NAME, SUITE_TITLES, Result, Row, called, read_store, rounded
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json, write_json
 
@@ -25,19 +27,28 @@ class PictureStore:
     rollouts: tuple[Result, ...]
     agents: tuple[Result, ...]
     searches: tuple[Result, ...]
+    policies: tuple[Result, ...]
     loads: tuple[Result, ...]
     claims: tuple[Result, ...]
+    trusts: Mapping[str, tuple[Probabilities, Right]]
+    """By suite, for the shipped checkpoint: trust in each prediction, and whether it is exactly right."""
 
 
 def read_pictures(data: Path) -> PictureStore:
     """Read everything in the folder of the results page. Raises InputError without results."""
     others = {kind: tuple(read_json(path) for path in sorted((data / kind).glob("*.json"))) for kind in KINDS}
     claims = data / "claims.json"
-    return PictureStore(read_store(data), **others, claims=tuple(read_json(claims) if claims.is_file() else ()))
+    predictions = {suite: data / FOLDER / f"{suite}--observed--{SHIPPED_NAME}{SUFFIX}" for suite in SUITE_TITLES}
+    return PictureStore(
+        read_store(data),
+        **others,
+        claims=tuple(read_json(claims) if claims.is_file() else ()),
+        trusts={suite: trusts_and_exact(path) for suite, path in predictions.items() if path.is_file()},
+    )
 
 
 def keep(folder: Path, data: Path) -> None:
-    """Store the results of a finished study, rollout, agent, search or load, replacing an earlier one of the same name.
+    """Store the results of a finished run, replacing an earlier one of the same name.
 
     Raises InputError for one that is not finished, or of an unknown kind.
     """
@@ -128,6 +139,14 @@ def _search(results: Row) -> tuple[str, dict[str, Any]]:
     return f"alfworld--{provenance['model_sha256'][:8]}", {"split": provenance["split"], **rows}
 
 
+def _policy(results: Row) -> tuple[str, dict[str, Any]]:
+    """Return real steps and per cent won by arm, their differences, of each game too, and games won by task."""
+    provenance = results["provenance"]
+    rows = {name: results[name] for name in ("n", "demonstrations", "arms", "difference", "by_game", "tasks")}
+    settings = {name: provenance[name] for name in ("split", "seed", "rounds")}
+    return f"alfworld--{provenance['model_sha256'][:8]}--seed-{provenance['seed']}", {**settings, **rows}
+
+
 def _load(results: Row) -> tuple[str, dict[str, Any]]:
     return results["model"], {name: results[name] for name in ("model", "load", "roof")}
 
@@ -137,6 +156,7 @@ KINDS: dict[str, tuple[str, Callable[[Row], tuple[str, dict[str, Any]]]]] = {
     "rollouts": ("latent_minus_fed_back", _rollout),
     "agents": ("task_scores", _agents),
     "searches": ("game_steps", _search),
+    "policies": ("demonstrations", _policy),
     "loads": ("load", _load),
 }
 """By folder: the key that only its results.json has, and the name and content of the stored file."""

@@ -1,4 +1,4 @@
-"""The seven pictures of the pictures page, each with a caption."""
+"""The pictures of the pictures page, each with a caption."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from eval.commands.calibration import calibrate
 from eval.scores.rows import OVERALL
+from lab.estimates import over_runs
 from lab.reports import papers
 from lab.reports.figures import in_points
 from lab.reports.picture_store import PictureStore
@@ -67,8 +70,7 @@ def _horizons(store: PictureStore) -> tuple[Figure, str] | None:
             axes.fill_between(ks, [a for *_, a, _ in points], [b for *_, b in points], color=color, alpha=0.15, lw=0)
         if name == "em":
             _paper_line(axes, suite)
-        title = SUITE_TITLES[suite].replace("pairs of a path and another action", "counterfactual")
-        axes.set_title(title + (": unseen" if name == "em_novel" else ""), fontsize=7)
+        axes.set_title(_short_title(suite) + (": unseen" if name == "em_novel" else ""), fontsize=7)
         axes.set(ylim=(0, 100), xticks=range(1, 6))
     _legend(canvas, grid)
     canvas.supxlabel("horizon: actions before the observation that is decoded", fontsize=8)
@@ -102,6 +104,45 @@ def _standing(runs: Sequence[Result]) -> str:
             suites.setdefault(stand[0], []).append(run["suite"])
     parts = [f"{verdict} it on {', '.join(names)}" for verdict, names in suites.items()]
     return f"{SHIPPED_NAME} beside the best program that learns nothing: {'; '.join(parts) or 'none was run'}."
+
+
+def _world(suite: str) -> str:
+    return SUITE_TITLES[suite].split(",")[0]
+
+
+def _short_title(suite: str) -> str:
+    return SUITE_TITLES[suite].replace("pairs of a path and another action", "counterfactual")
+
+
+def _trust(store: PictureStore) -> tuple[Figure, str] | None:
+    """Plot how often predictions of a trust are right, and how often those that are trusted most are."""
+    if not store.trusts:
+        return None
+    canvas, (reliability, coverage) = make_canvas(9, 3.2, 1, 2)
+    reliability.plot([0, 1], [0, 1], "--", color=INK, lw=1)
+    for i, world in enumerate(dict.fromkeys(_world(suite) for suite in store.trusts)):
+        pairs = [pair for suite, pair in store.trusts.items() if _world(suite) == world]
+        bins = calibrate(*map(np.concatenate, zip(*pairs, strict=True))).bins
+        looks = {"color": INK, "marker": MARKERS[-1 - i], "ms": 5, "lw": 1.2, "label": world}
+        reliability.plot([b.trust for b in bins], [b.right for b in bins], **looks)  # type: ignore[arg-type]
+    halves = {}
+    for i, (suite, (trusts, right)) in enumerate(store.trusts.items()):
+        ranked = right[np.argsort(-trusts, kind="stable")]
+        rights = {share: 100 * ranked[: max(1, len(ranked) * share // 100)].mean() for share in range(5, 101, 5)}
+        looks = {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i % len(MARKERS)], "ms": 3, "lw": 1.2}
+        looks["label"] = _short_title(suite)
+        coverage.plot(list(rights), list(rights.values()), **looks)  # type: ignore[arg-type]
+        halves[suite] = rights[50]
+    reliability.set(xlabel="trust", ylabel="share exactly right")
+    coverage.set(xlabel="answers with the most trust, %", ylabel="exactly right, %", ylim=(40, 101))
+    _legend(canvas, [reliability, coverage])
+    trusts, right = (np.concatenate(parts) for parts in zip(*store.trusts.values(), strict=True))
+    all_of, least = calibrate(trusts, right), min(halves, key=lambda suite: halves[suite])
+    return canvas, (
+        f"{all_of.n:,} answers of the test suites: AUROC {all_of.auroc:.3f}, calibration error {all_of.ece:.3f}; "
+        f"of the half with the most trust {100 * all_of.right_at[50]:.1f} % are right, in a single suite at least "
+        f"{halves[least]:.1f} % ({SUITE_TITLES[least]})."
+    )
 
 
 def _families(store: PictureStore) -> tuple[Figure, str] | None:
@@ -263,21 +304,44 @@ def _searches(store: PictureStore) -> tuple[Figure, str] | None:
     """Plot real steps of an agent that searches, by the order of the places."""
     if not store.searches:
         return None
-    canvas, grid = make_canvas(9, 2.2, 1, len(store.searches))
-    captions = []
-    for axes, result in zip(grid, store.searches, strict=True):
-        arms = list(result["arms"].items())
-        _plot_intervals(axes, [row["steps"] for _, row in arms])
-        axes.set_yticks(range(len(arms)), [arm for arm, _ in arms], fontsize=8)
-        axes.set(ylim=(len(arms) - 0.5, -0.5), xlabel="real steps a game")
-        axes.set_xlim(left=0)
-        axes.set_title(f"{result['n']} games of {result['split']}, {_whose(result, store)}", fontsize=8)
-        differences = (
-            f"{row['steps']['mean']:+.1f} ({row['steps']['ci95'][0]:+.1f} to {row['steps']['ci95'][1]:+.1f}) from {arm}"
-            for arm, row in result["differences"].items()
-        )
-        captions.append(f"{_whose(result, store)}, {', '.join(differences)}")
+    canvas = _plot_arms(store.searches, "steps", "real steps a game", store)
+    captions = (
+        f"{_whose(result, store)}, "
+        + ", ".join(f"{_change(row['steps'])} from {arm}" for arm, row in result["differences"].items())
+        for result in store.searches
+    )
     return canvas, f"Steps by searching where the model imagines things: {'; '.join(captions)}."
+
+
+def _policies(store: PictureStore) -> tuple[Figure, str] | None:
+    """Plot games won by a policy that was cloned, and by one that then learned in imagination, a panel a seed."""
+    if not store.policies:
+        return None
+    canvas = _plot_arms(store.policies, "won", "games won, %", store)
+    first, gains = store.policies[0], [_change(result["difference"]["won"]) for result in store.policies]
+    gain = _change(over_runs([result["by_game"] for result in store.policies])["difference"]["won"])
+    seeds = f" (by seed {', '.join(gains)})" if len(gains) > 1 else ""
+    whose = f"{_whose(first, store)}, {first['demonstrations']} demonstrations"
+    return canvas, f"Real games won after learning in imagination, against the clone, {whose}: {gain}{seeds}."
+
+
+def _change(difference: Mapping[str, Any]) -> str:
+    low, high = difference["ci95"]
+    return f"{difference['mean']:+.1f} ({low:+.1f} to {high:+.1f})"
+
+
+def _plot_arms(results: Sequence[Mapping[str, Any]], measure: str, label: str, store: PictureStore) -> Figure:
+    """Plot one measure of each result's arms, result beside result."""
+    canvas, grid = make_canvas(9, 2.2, 1, len(results))
+    for axes, result in zip(grid, results, strict=True):
+        arms = list(result["arms"].items())
+        _plot_intervals(axes, [row[measure] for _, row in arms])
+        axes.set_yticks(range(len(arms)), [arm for arm, _ in arms], fontsize=8)
+        axes.set(ylim=(len(arms) - 0.5, -0.5), xlabel=label)
+        axes.set_xlim(left=0)
+        seed = f", seed {result['seed']}" if "seed" in result else ""
+        axes.set_title(f"{result['n']} games of {result['split']}, {_whose(result, store)}{seed}", fontsize=8)
+    return canvas
 
 
 def _plot_intervals(axes: Axes, estimates: Sequence[Mapping[str, Any]]) -> None:
@@ -314,6 +378,12 @@ PICTURES = (
         "Exact match over horizons",
         "python -m eval run --model MODEL --suite SUITE --horizons 1,2,3,4,5 --context observed --out RUN",
         _horizons,
+    ),
+    Picture(
+        "trust",
+        "How often an answer of a trust is right",
+        "python -m eval calibration RUN --diagram SVG",
+        _trust,
     ),
     Picture(
         "families",
@@ -356,6 +426,13 @@ PICTURES = (
         "python -m lab search --train-episodes EPISODES --out RUN",
         _searches,
         lambda store: store.searches,
+    ),
+    Picture(
+        "policies",
+        "A policy that learns in imagination",
+        "python -m lab imagined-policy --demonstrations EPISODES --starts EPISODES --out RUN",
+        _policies,
+        lambda store: store.policies,
     ),
 )
 """In the order of the page."""

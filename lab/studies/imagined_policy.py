@@ -23,7 +23,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -36,7 +35,7 @@ from lab.agents.agents import FULL_SCORE, is_refusal
 from lab.agents.latent_policy import Choice, Choices, LatentPolicy, PolicyAgent, Reading, actions_in_reach
 from lab.agents.play import PLAYS, Plays, play_real, read_plays, won
 from lab.agents.real_world import Game, RealWorld
-from lab.estimates import estimate
+from lab.estimates import over_runs
 from loopwm.records.command import above_zero, at_least_zero, positive
 from loopwm.records.episodes import Episode, Step, recorded_episodes, write_episodes
 from loopwm.records.errors import InputError
@@ -282,17 +281,15 @@ def play_game(world: RealWorld, agents: Agents, game: Game, max_steps: int) -> d
 
 def make_results(plays: Plays, games: Sequence[Game], spec: Mapping[str, Any]) -> dict[str, Any]:
     """Build results.json: wins and steps of each arm, and the differences of the second from the first, by game."""
-    wins = {arm: np.array([100.0 * plays[game.name][arm]["won"] for game in games]) for arm in ARMS}
-    steps = {arm: np.array([float(len(plays[game.name][arm]["actions"])) for game in games]) for arm in ARMS}
-    cloned, imagined = ARMS
+    by_game = {
+        "won": {arm: [100.0 * plays[game.name][arm]["won"] for game in games] for arm in ARMS},
+        "steps": {arm: [float(len(plays[game.name][arm]["actions"])) for game in games] for arm in ARMS},
+    }
     return {
         "n": len(games),
         "demonstrations": spec["count"],
-        "arms": {arm: {"won": estimate(wins[arm]), "steps": estimate(steps[arm])} for arm in ARMS},
-        "difference": {
-            "won": estimate(wins[imagined] - wins[cloned]),
-            "steps": estimate(steps[imagined] - steps[cloned]),
-        },
+        **over_runs([by_game]),
+        "by_game": by_game,
         "tasks": {
             task: {arm: sum(plays[game.name][arm]["won"] for game in some) for arm in ARMS} | {"n": len(some)}
             for task, some in _by_task(games).items()

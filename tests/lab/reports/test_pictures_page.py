@@ -20,7 +20,7 @@ PAGE_FOLDER = Path(__file__).parents[3] / "docs" / "results"
 @pytest.fixture
 def page(tmp_path: Path) -> Path:
     """Folder of a page with the runs on suites only."""
-    kinds = ("studies", "rollouts", "agents", "searches", "loads")
+    kinds = ("studies", "rollouts", "agents", "searches", "policies", "loads")
     shutil.copytree(PAGE_FOLDER / "data", tmp_path / "page" / "data", ignore=shutil.ignore_patterns(*kinds))
     return tmp_path / "page"
 
@@ -38,7 +38,15 @@ def test_committed_page_is_drawn_from_the_committed_results() -> None:
 def test_pictures_without_results_show_the_commands(page: Path) -> None:
     made = dict(render(read_pictures(page / "data")))
     missing = [picture for picture in PICTURES if f"{picture.name}.svg" not in made]
-    assert [picture.name for picture in missing] == ["rollouts", "studies", "cost", "service", "agents", "search"]
+    assert [picture.name for picture in missing] == [
+        "rollouts",
+        "studies",
+        "cost",
+        "service",
+        "agents",
+        "search",
+        "policies",
+    ]
     for picture in missing:
         assert f"this command makes one:\n\n    {picture.command}\n" in made["pictures.md"]
 
@@ -64,6 +72,12 @@ OTHERS: dict[str, dict[str, Any]] = {
     "searches": {"n": 3, "arms": {arm: {"steps": SCORE, "won": SCORE} for arm in ("listed", "model")},
                  "differences": {"listed": {"steps": {"mean": -9.0, "ci95": [-14, -6]}, "won": SCORE}},
                  "game_steps": {"listed": [9, 20, 31], "model": [7, 9, 11]}},
+    "policies": {"n": 3, "demonstrations": 50,
+                 "arms": {arm: {"steps": SCORE, "won": SCORE} for arm in ("cloned", "imagined")},
+                 "difference": {"won": {"mean": 7.0, "ci95": [1, 13]}, "steps": SCORE},
+                 "by_game": {"won": {"cloned": [0, 100, 0], "imagined": [100, 100, 0]},
+                             "steps": {"cloned": [9, 9, 9], "imagined": [8, 8, 9]}},
+                 "tasks": {"put": {"n": 3, "cloned": 1, "imagined": 2}}},
     "loads": {"model": "tiny",
               "load": [{"workload": "chat", "at_once": n, "tokens_per_second": 9.0 * n} for n in (1, 8)],
               "roof": [{"at_once": 8, "tokens_per_second": 100.0}]},
@@ -75,7 +89,13 @@ def test_finished_results_of_every_kind_are_kept_and_drawn(page, tmp_path) -> No
     for kind, results in OTHERS.items():
         folders.append(tmp_path / kind)
         folders[-1].mkdir()
-        provenance = {"command": f"the {kind} command", "split": "dev", "model_sha256": "1" * 64}
+        provenance = {
+            "command": f"the {kind} command",
+            "split": "dev",
+            "model_sha256": "1" * 64,
+            "seed": 2,
+            "rounds": 4,
+        }
         (folders[-1] / "results.json").write_text(json.dumps({**results, "provenance": provenance}))
     assert main(["pictures", str(page), "--keep", *map(str, folders)]) == 0
     text, store = (page / "pictures.md").read_text(), read_pictures(page / "data")
@@ -86,6 +106,7 @@ def test_finished_results_of_every_kind_are_kept_and_drawn(page, tmp_path) -> No
     assert "textworld -2.0 (-3.0 to -1.0)" in text
     assert "ahead minus retrieval, checkpoint 11111111: -5.0 (-9.0 to +1.0)" in text
     assert "checkpoint 11111111, -9.0 (-14.0 to -6.0) from listed" in text
+    assert "checkpoint 11111111, 50 demonstrations: +33.3 (+0.0 to +100.0)." in text
     assert "Chat: 72 tokens a second with 8 at once, 9 with 1 (checkpoint 11111111)" in text
     assert all(f"- `the {kind} command`" in text for kind in OTHERS)
 
