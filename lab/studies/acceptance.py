@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -22,6 +22,7 @@ from data_prep.environments import ENVIRONMENTS, make_environment
 from data_prep.environments.base import Environment
 from data_prep.policies import replay
 from data_prep.solutions import solve
+from eval.commands.calibration import calibrate
 from eval.scores.intervals import by_game, resampled_means
 from eval.scores.rows import detection
 from loopwm import load
@@ -95,8 +96,16 @@ def context_of(state: State) -> Context:
     return Context(state["goal"], first, tuple(Transition(action, observation) for action, observation in steps))
 
 
-def judge(worlds: Worlds, state: State, decode: bool) -> list[tuple[bool, bool]]:
-    """Return for each candidate whether the model accepts it, and whether the simulator does.
+class Judged(NamedTuple):
+    """A candidate: the probability that it is accepted, whether the model accepts it and whether the simulator does."""
+
+    acceptance: float
+    accepted: bool
+    truth: bool
+
+
+def judge(worlds: Worlds, state: State, decode: bool) -> list[Judged]:
+    """Judge each candidate. Raises InputError for a model without an acceptance head.
 
     decode: judge by the imagined observation, too, not by the acceptance head alone.
     """
@@ -104,21 +113,33 @@ def judge(worlds: Worlds, state: State, decode: bool) -> list[tuple[bool, bool]]
     forks = worlds.fork([0] * len(state["candidates"]))
     imagined = forks.step([action for action, _ in state["candidates"]], decode)
     forks.close()
-    accepted = [truth for _, truth in state["candidates"]]
-    return [(step.accepted, truth) for step, truth in zip(imagined, accepted, strict=True)]
+    judged = list[Judged]()
+    for step, (_, truth) in zip(imagined, state["candidates"], strict=True):
+        if step.acceptance is None:
+            raise InputError("--model: must have an acceptance head, which `python -m lab fit-acceptance` adds")
+        judged.append(Judged(step.acceptance, step.accepted, truth))
+    return judged
 
 
 def score(worlds: Worlds, states: Sequence[State], decode: bool) -> dict[str, Any]:
-    """Return figures of what is accepted and of what is refused, and candidates a second of processor time."""
+    """Return figures of what is accepted and of what is refused, and candidates a second of processor time.
+
+    Of probabilities: AUROC, expected calibration error, and by tenths [candidates, mean probability, share accepted].
+    """
     started = time.process_time()
-    judged = [judge(worlds, state, decode) for state in tqdm(states, unit="state")]
+    by_state = [judge(worlds, state, decode) for state in tqdm(states, unit="state")]
     seconds = time.process_time() - started
-    pairs = [pair for of_state in judged for pair in of_state]
-    games = [game_of(state) for state, of_state in zip(states, judged, strict=True) for _ in of_state]
+    judged = [one for of_state in by_state for one in of_state]
+    pairs = [(one.accepted, one.truth) for one in judged]
+    games = [game_of(state) for state, of_state in zip(states, by_state, strict=True) for _ in of_state]
+    calibration = calibrate(np.array([one.acceptance for one in judged]), np.array([one.truth for one in judged]))
     return {
         "candidates": len(pairs),
         "accepted": detection(pairs) | {"f1_ci95": f1_interval95(pairs, games)},
         "refused": detection([(not said, not truth) for said, truth in pairs]),
+        "auroc": calibration.auroc,
+        "ece": calibration.ece,
+        "bins": [[b.n, b.trust, b.right] for b in calibration.bins],
         "per_second": len(pairs) / seconds,
     }
 

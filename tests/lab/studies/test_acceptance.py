@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from eval.scores.intervals import RESAMPLES, SEED
-from lab.studies.acceptance import collect_states, f1_interval95, judge
+from lab.studies.acceptance import collect_states, f1_interval95, judge, score
 from loopwm.records.episodes import Step
 from loopwm.records.template import Context
 from loopwm.worlds.protocol import Imagined, Worlds
@@ -91,11 +91,26 @@ def test_what_is_imagined_to_be_refused_is_not_accepted() -> None:
     steps = [[None, "a hall"], ["wait", "you wait"]]
     state = {"goal": "stop", "steps": steps, "candidates": [["a", True], ["b", True], ["c", False], ["d", False]]}
     worlds = Refusing(["b", "c"])
-    assert judge(cast(Worlds, worlds), state, True) == [(True, True), (False, True), (False, False), (False, False)]
-    assert judge(cast(Worlds, worlds), state, False) == [(True, True), (True, True), (True, False), (False, False)]
+    said = {decode: judge(cast(Worlds, worlds), state, decode) for decode in (True, False)}
+    assert [one.truth for one in said[True]] == [True, True, False, False]
+    assert [one.accepted for one in said[True]] == [True, False, False, False]
+    assert [one.accepted for one in said[False]] == [True, True, True, False]
     context, _ = worlds.contexts
     assert (context.goal, context.observation) == ("stop", "a hall")
     assert [(step.action, step.observation) for step in context.history] == [("wait", "you wait")]
+
+
+def test_score_counts_what_is_said_of_all_states() -> None:
+    candidates = [["a", True], ["b", True], ["c", False], ["d", False]]
+    states = [
+        {"task": "t", "variation": i, "goal": "stop", "steps": [[None, "a hall"]], "candidates": candidates}
+        for i in (1, 2)
+    ]
+    figures = score(cast(Worlds, Refusing([])), states, decode=False)
+    assert (figures["candidates"], figures["accepted"]["f1"], figures["refused"]["recall"]) == (8, 0.8, 0.5)
+    assert figures["accepted"]["f1_ci95"] == [0.8, 0.8]
+    assert figures["bins"] == [[2, 0.2, 0.0], [6, pytest.approx(0.7), pytest.approx(2 / 3)]]
+    assert figures["auroc"] == 0.75
 
 
 def test_f1_interval_resamples_games_with_all_their_pairs() -> None:
