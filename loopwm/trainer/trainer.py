@@ -114,7 +114,8 @@ class Trainer(Generic[Config]):
         started = time.monotonic()
         main = self.accelerator.is_main_process
         if main:
-            print(f"{self.program.size()}, {self.precision} on {self.accelerator.device.type}", flush=True)
+            precision = "float32" if self.precision == "no" else self.precision
+            print(f"{self.program.size()}, {precision} on {self.accelerator.device.type}", flush=True)
         throughput = Throughput(self._roof())
         processes = self.accelerator.num_processes
         with self._bar(disable=not main) as bar:
