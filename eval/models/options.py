@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from loopwm.records.command import above_zero, at_least_zero, positive
 from loopwm.records.errors import InputError
-from loopwm.records.files import read_json
+from loopwm.records.files import PACKAGED, read_json
 from loopwm.records.template import ContextKind
 from loopwm.records.windows import Window
 
@@ -86,8 +86,9 @@ class ModelOptions:
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    named = f"one of {', '.join(BASELINES)}; a folder of a checkpoint; openai:URL#MODEL"
-    parser.add_argument("--model", required=True, help=named)
+    named = f"one of {', '.join(BASELINES)}; pretrained, which ships; a folder of a checkpoint; openai:URL#MODEL"
+    path = str(PACKAGED)
+    parser.add_argument("--model", required=True, type=lambda name: path if name == "pretrained" else name, help=named)
     group = parser.add_argument_group("options of some models")
     add = group.add_argument
     add("--depth", help="loops of every pass, or a rule such as gate:tau=0.5,limit=4 (default: the checkpoint's)")
@@ -164,7 +165,7 @@ def _kind(model: str) -> str:
         return ENDPOINT
     folder = Path(model)
     if not folder.is_dir():
-        known = ", ".join(BASELINES)
+        known = ", ".join((*BASELINES, "pretrained"))
         raise InputError(f"--model: must be a model's folder, openai:URL#MODEL or one of {known}, got {model!r}")
     config = folder / "config.json"
     if config.is_file() and read_json(config).get("model_type") != "loopwm":

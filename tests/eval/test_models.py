@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from argparse import ArgumentParser
 from pathlib import Path
 
 import pytest
 
 from eval.__main__ import main
 from eval.models.checkpoint import CheckpointPredictor
+from eval.models.options import add_model_arguments
 from loopwm.records.template import window_context
 from loopwm.text.world import WorldModel, tokens_per_byte
 from tests.fixtures.models import random_model, save_checkpoint
@@ -127,3 +129,10 @@ def test_a_head_over_the_context_limit_names_the_window(checkpoint: Path, make_w
 def test_a_depth_outside_the_checkpoints_is_refused(checkpoint: Path, depth: int) -> None:
     with pytest.raises(ValueError, match=f"--depth: must be 1 to max_loops = 6, got {depth} loops"):
         CheckpointPredictor(checkpoint, depth)
+
+
+def test_pretrained_names_the_shipped_checkpoint() -> None:
+    parser = ArgumentParser()
+    add_model_arguments(parser)
+    assert Path(parser.parse_args(["--model", "pretrained"]).model, "config.json").is_file()
+    assert parser.parse_args(["--model", "copy"]).model == "copy"
