@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -30,6 +31,9 @@ from loopwm.records.run_folder import RunFolder, where_from
 from loopwm.runtime import Precision, compiler_found, faster_precision, product_rate, use_device
 from loopwm.trainer.optimizer import build_optimizers, learning_rate_factor
 from loopwm.trainer.program import MicroBatch, Program, SystemConfig
+
+# Tied embeddings are stored once, which accelerate warns of at every checkpoint.
+logging.getLogger("accelerate.utils.other").addFilter(lambda record: "shared tensor" not in record.getMessage())
 
 TENSORBOARD = "tensorboard"
 

@@ -114,13 +114,14 @@ def test_fine_tuning_resumes_time_and_step_after_kill(run, checkpoint, tmp_path)
     assert dev == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20]
 
 
-def test_fine_tuning_stops_if_dev_does_not_improve(run, checkpoint, tmp_path, capsys):
+def test_fine_tuning_stops_if_dev_does_not_improve(run, checkpoint, tmp_path, capsys, caplog):
     tuner = FineTuner(fine_tune_config(run / "data", checkpoint, 0), tmp_path, 20 / 60, ticking())
     losses = iter([3.0, 2.0, 2.5, 2.5, 2.5])
     tuner.evaluate = lambda: {"loss": next(losses)}  # type: ignore[method-assign]
     tuner.run()
     assert tuner.step == 8  # two steps a part of the time
     told = capsys.readouterr().out
+    assert "shared tensor" not in caplog.text
     assert "dev loss 3.00 -> 2.00" in told
     episodes = run / "data/train.jsonl.xz"
     assert f"next: loopwm serve --model {tmp_path / 'model'} --memory {episodes}\n" in told
