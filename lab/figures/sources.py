@@ -368,6 +368,10 @@ class Policies:
         return int(self._results[0]["n"])
 
     @property
+    def demonstrations(self) -> int:
+        return int(self._results[0]["demonstrations"])
+
+    @property
     def seeds(self) -> int:
         return len(self._results)
 
@@ -379,6 +383,32 @@ class Policies:
         """Return mean and bounds of what learning in imagination changed."""
         row = self._mean["difference"][measure]
         return [row["mean"], *row["ci95"]]
+
+
+@dataclass(frozen=True)
+class Outside:
+    """Trust of noisy dev windows in which one thing does not belong to the world (`lab trust-outside`)."""
+
+    store: Store
+    condition: str
+
+    def trust(self, env: str) -> str:
+        row = self._row(env)["trust"]
+        low, high = row["ci95"]
+        return f"{100 * row['mean']:.1f} ({100 * low:.1f}-{100 * high:.1f})"
+
+    def high(self, env: str) -> Percent:
+        """Return the share of answers with a trust of 0.9 or more."""
+        return Percent(100 * self._row(env)["high"]["mean"])
+
+    def right(self, env: str) -> Percent | None:
+        """Return exact match, or None where it is not known what happens."""
+        row = self._row(env).get("exact")
+        return None if row is None else Percent(100 * row["mean"])
+
+    def _row(self, env: str) -> dict[str, Any]:
+        row: dict[str, Any] = self.store.json("trust/outside.json")["worlds"][env][self.condition]
+        return row
 
 
 class Weights:
@@ -460,6 +490,7 @@ def names_in(root: Path) -> dict[str, Any]:
         "probe_trust": lambda: trust(*(run for name, run in runs.items() if name.endswith("_dev_probe"))),
         "agents": lambda weights: Agents(store, weights),
         "search": lambda weights: Search(store, weights),
+        "outside": partial(Outside, store),
         "policies": lambda weights, seed=None: Policies(store, weights, seed),
         "weights": weights,
         "training": lambda name: Training(store.json(f"training/{name}.json")),
