@@ -380,12 +380,6 @@ PICTURES = (
         _horizons,
     ),
     Picture(
-        "trust",
-        "How often an answer of a trust is right",
-        "python -m eval calibration RUN --diagram SVG",
-        _trust,
-    ),
-    Picture(
         "families",
         "Families of tasks beside the paper",
         "python -m eval run --model MODEL --suite scienceworld-500 --context observed --out RUN",
@@ -433,6 +427,12 @@ PICTURES = (
         "python -m lab imagined-policy --demonstrations EPISODES --starts EPISODES --out RUN",
         _policies,
         lambda store: store.policies,
+    ),
+    Picture(
+        "trust",
+        "How often an answer of a trust is right",
+        "python -m eval calibration RUN --diagram SVG",
+        _trust,
     ),
 )
 """In the order of the page."""
