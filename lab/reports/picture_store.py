@@ -1,4 +1,4 @@
-"""Store of the pictures page: studies, rollouts, agents, searches, policies and loads, one small file each.
+"""Store of the pictures page: results of studies, agents, the service and more, one small file each.
 
 They are in folders of their kind (`KINDS`) beside the runs on suites. A file that was copied from a printed table,
 because the run's own is lost, has the key `transcribed`.
@@ -28,6 +28,7 @@ class PictureStore:
     agents: tuple[Result, ...]
     searches: tuple[Result, ...]
     policies: tuple[Result, ...]
+    acceptances: tuple[Result, ...]
     loads: tuple[Result, ...]
     claims: tuple[Result, ...]
     trusts: Mapping[str, tuple[Probabilities, Right]]
@@ -147,6 +148,14 @@ def _policy(results: Row) -> tuple[str, dict[str, Any]]:
     return f"alfworld--{provenance['model_sha256'][:8]}--seed-{provenance['seed']}", {**settings, **rows}
 
 
+def _acceptance(results: Row) -> tuple[str, dict[str, Any]]:
+    """Return figures of the acceptance head, alone and with the text, over the states of a file."""
+    provenance = results["provenance"]
+    rows = {name: results[name] for name in ("head", "head_and_text")}
+    settings = {"file": provenance["states"], "states": results["states"], "games": results["games"]}
+    return f"{provenance['states'].split('.')[0]}--{provenance['model_sha256'][:8]}", {**settings, **rows}
+
+
 def _load(results: Row) -> tuple[str, dict[str, Any]]:
     return results["model"], {name: results[name] for name in ("model", "load", "roof")}
 
@@ -157,6 +166,7 @@ KINDS: dict[str, tuple[str, Callable[[Row], tuple[str, dict[str, Any]]]]] = {
     "agents": ("task_scores", _agents),
     "searches": ("game_steps", _search),
     "policies": ("demonstrations", _policy),
+    "acceptances": ("head_and_text", _acceptance),
     "loads": ("load", _load),
 }
 """By folder: the key that only its results.json has, and the name and content of the stored file."""

@@ -145,6 +145,23 @@ def _trust(store: PictureStore) -> tuple[Figure, str] | None:
     )
 
 
+def _acceptance(store: PictureStore) -> tuple[Figure, str] | None:
+    """Plot how often the simulator accepts candidates of a probability of acceptance."""
+    if not store.acceptances:
+        return None
+    canvas, (axes,) = make_canvas(9, 3.2, 1, 1)
+    axes.plot([0, 1], [0, 1], "--", color=INK, lw=1)
+    captions = []
+    for i, result in enumerate(store.acceptances):
+        name, bins = result["file"].split(".")[0].removeprefix("acceptance_"), result["head"]["bins"]
+        axes.plot([x for _, x, _ in bins], [y for *_, y in bins], color=COLORS[i], marker=MARKERS[i], ms=4, label=name)
+        accepted, (low, high) = result["head_and_text"]["accepted"], result["head_and_text"]["accepted"]["f1_ci95"]
+        captions.append(f"{name} {accepted['f1']:.2f} ({low:.2f} to {high:.2f}) in {result['states']} states")
+    axes.set(xlabel="probability of acceptance", ylabel="share that is accepted")
+    _legend(canvas, [axes])
+    return canvas, f"F1 of accepted actions, {_whose(store.acceptances[0], store)}: {'; '.join(captions)}."
+
+
 def _families(store: PictureStore) -> tuple[Figure, str] | None:
     """Plot EM at the paper's horizon by family: ours, the best baseline, the paper."""
     horizon, by_suite = papers.paper_rows()["horizon"], {}
@@ -433,6 +450,13 @@ PICTURES = (
         "How often an answer of a trust is right",
         "python -m eval calibration RUN --diagram SVG",
         _trust,
+    ),
+    Picture(
+        "acceptance",
+        "How often an action is accepted",
+        "python -m lab acceptance --model MODEL --states STATES --out RUN",
+        _acceptance,
+        lambda store: store.acceptances,
     ),
 )
 """In the order of the page."""

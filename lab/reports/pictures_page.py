@@ -1,6 +1,6 @@
 """Write the page of pictures and claims beside the results page, and its plots, from the stored results.
 
---keep copies the results of finished studies, rollouts, agents, searches, policies and loads into the folder.
+--keep copies the results of finished studies, agents, loads and other kinds of a picture into the folder.
 """
 
 from __future__ import annotations

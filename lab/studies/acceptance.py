@@ -23,12 +23,14 @@ from data_prep.environments.base import Environment
 from data_prep.policies import replay
 from data_prep.solutions import solve
 from eval.commands.calibration import calibrate
+from eval.models.checkpoint import checkpoint_hash
 from eval.scores.intervals import by_game, resampled_means
 from eval.scores.rows import detection
 from loopwm import load
 from loopwm.records.episodes import Step
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json_lines, write_json, write_lines
+from loopwm.records.provenance import provenance
 from loopwm.records.refusals import is_refused
 from loopwm.records.template import Context, Transition
 from loopwm.worlds.protocol import Worlds
@@ -164,7 +166,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--per-game", type=int, default=1, help="states of a game")
     parser.add_argument("--candidates", type=int, default=20, help="actions of a state, half of them valid")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="file of the results")
+    parser.add_argument("--out", type=Path, help="folder of the results")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -187,7 +189,9 @@ def run(arguments: argparse.Namespace) -> None:
         raise InputError(f"--states: {arguments.states} holds no state")
     worlds = load(arguments.model)
     counts = {"states": len(states), "games": len(set(map(game_of, states)))}
-    result = counts | {"head": score(worlds, states, False), "head_and_text": score(worlds, states, True)}
-    print(json.dumps(result, indent=1))
+    settings = {"states": arguments.states.name, "model_sha256": checkpoint_hash(arguments.model)}
+    result: dict[str, Any] = counts | {"provenance": settings | provenance("lab")}
+    result |= {"head": score(worlds, states, False), "head_and_text": score(worlds, states, True)}
+    print(json.dumps({name: value for name, value in result.items() if name != "provenance"}, indent=1))
     if arguments.out is not None:
-        write_json(arguments.out, result)
+        write_json(arguments.out / "results.json", result)

@@ -20,7 +20,7 @@ PAGE_FOLDER = Path(__file__).parents[3] / "docs" / "results"
 @pytest.fixture
 def page(tmp_path: Path) -> Path:
     """Folder of a page with the runs on suites only."""
-    kinds = ("studies", "rollouts", "agents", "searches", "policies", "loads")
+    kinds = ("studies", "rollouts", "agents", "searches", "policies", "acceptances", "loads")
     shutil.copytree(PAGE_FOLDER / "data", tmp_path / "page" / "data", ignore=shutil.ignore_patterns(*kinds))
     return tmp_path / "page"
 
@@ -46,6 +46,7 @@ def test_pictures_without_results_show_the_commands(page: Path) -> None:
         "agents",
         "search",
         "policies",
+        "acceptance",
     ]
     for picture in missing:
         assert f"this command makes one:\n\n    {picture.command}\n" in made["pictures.md"]
@@ -78,6 +79,8 @@ OTHERS: dict[str, dict[str, Any]] = {
                  "by_game": {"won": {"cloned": [0, 100, 0], "imagined": [100, 100, 0]},
                              "steps": {"cloned": [9, 9, 9], "imagined": [8, 8, 9]}},
                  "tasks": {"put": {"n": 3, "cloned": 1, "imagined": 2}}},
+    "acceptances": {"states": 2, "games": 2, "head": {"bins": [[3, 0.1, 0.0], [5, 0.9, 1.0]]},
+                    "head_and_text": {"accepted": {"f1": 0.9, "f1_ci95": [0.8, 0.95]}}},
     "loads": {"model": "tiny",
               "load": [{"workload": "chat", "at_once": n, "tokens_per_second": 9.0 * n} for n in (1, 8)],
               "roof": [{"at_once": 8, "tokens_per_second": 100.0}]},
@@ -95,6 +98,7 @@ def test_finished_results_of_every_kind_are_kept_and_drawn(page, tmp_path) -> No
             "model_sha256": "1" * 64,
             "seed": 2,
             "rounds": 4,
+            "states": "acceptance_tiny.jsonl.xz",
         }
         (folders[-1] / "results.json").write_text(json.dumps({**results, "provenance": provenance}))
     assert main(["pictures", str(page), "--keep", *map(str, folders)]) == 0
@@ -107,6 +111,7 @@ def test_finished_results_of_every_kind_are_kept_and_drawn(page, tmp_path) -> No
     assert "ahead minus retrieval, checkpoint 11111111: -5.0 (-9.0 to +1.0)" in text
     assert "checkpoint 11111111, -9.0 (-14.0 to -6.0) from listed" in text
     assert "checkpoint 11111111, 50 demonstrations: +33.3 (+0.0 to +100.0)." in text
+    assert "checkpoint 11111111: tiny 0.90 (0.80 to 0.95) in 2 states." in text
     assert "Chat: 72 tokens a second with 8 at once, 9 with 1 (checkpoint 11111111)" in text
     assert all(f"- `the {kind} command`" in text for kind in OTHERS)
 
