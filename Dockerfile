@@ -12,7 +12,7 @@ COPY loopwm loopwm
 COPY data_prep data_prep
 COPY eval eval
 COPY serve serve
-RUN pip install --no-cache-dir -c constraints.txt '.[serve]'
+RUN pip install --no-cache-dir -c constraints.txt .
 
 RUN useradd --system --home-dir /var/lib/loopwm --create-home loopwm
 USER loopwm

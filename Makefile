@@ -39,11 +39,11 @@ CONFORMANCE_VENV := .venv-conformance
 HARNESS_VENV := .venv-harness
 DOCS_VENV := .venv-docs
 TEST_PROCESSES ?= 2
-EXTRAS := data,train,eval,serve,mcp,envs,pixel,crafter,minatar,dask,dev
+EXTRAS := data,train,eval,mcp,envs,pixel,crafter,minatar,dask,dev
 
 .PHONY: data train-reference probe serve test test-times test-lab lint docs test-vllm test-games test-openenv test-browser conformance mutants figures test-extras
 
-# The extra `serve` alone, unless the environment has all of it already.
+# The base alone, to which the extra `serve` adds nothing, unless the environment has all of it already.
 serve: $(if $(wildcard $(VENV)/.installed),$(VENV)/.installed,$(VENV)/.serve)
 	$(BIN)/python -m serve --model loopwm/pretrained --host $(HOST) --port $(PORT)
 
@@ -161,7 +161,7 @@ test-openenv: $(OPENENV_VENV)/.installed
 # OpenEnv brings a web interface and much else that the service can do without.
 $(OPENENV_VENV)/.installed: pyproject.toml
 	test -x $(OPENENV_VENV)/bin/python || $(PYTHON) -m venv $(OPENENV_VENV)
-	$(OPENENV_VENV)/bin/python -m pip install torch==2.13.0 -e '.[serve,openenv]' pytest trl
+	$(OPENENV_VENV)/bin/python -m pip install torch==2.13.0 -e '.[openenv]' pytest trl
 	touch $@
 
 # The browser's environment has no torch: the served model runs in the first one.
