@@ -21,6 +21,8 @@ from lab.reports.picture_store import PictureStore
 from lab.reports.plots import COLORS, INK, MARKERS, STYLE, make_canvas, svg_text
 from lab.reports.results_page import SHIPPED_NAME, SUITE_TITLES, Result, called, stands
 
+FEWEST = 10
+"""Actions of a tenth of probability that are drawn."""
 PAPER = "the paper's LoopWM, other windows"
 
 
@@ -153,13 +155,17 @@ def _acceptance(store: PictureStore) -> tuple[Figure, str] | None:
     axes.plot([0, 1], [0, 1], "--", color=INK, lw=1)
     captions = []
     for i, result in enumerate(store.acceptances):
-        name, bins = result["file"].split(".")[0].removeprefix("acceptance_"), result["head"]["bins"]
-        axes.plot([x for _, x, _ in bins], [y for *_, y in bins], color=COLORS[i], marker=MARKERS[i], ms=4, label=name)
+        name = result["file"].split(".")[0].removeprefix("acceptance_")
+        points = [(x, y) for n, x, y in result["head"]["bins"] if n >= FEWEST]
+        axes.plot(*zip(*points, strict=True), color=COLORS[i], marker=MARKERS[i], ms=4, label=name)
         accepted, (low, high) = result["head_and_text"]["accepted"], result["head_and_text"]["accepted"]["f1_ci95"]
         captions.append(f"{name} {accepted['f1']:.2f} ({low:.2f} to {high:.2f}) in {result['states']} states")
     axes.set(xlabel="probability of acceptance", ylabel="share that is accepted")
     _legend(canvas, [axes])
-    return canvas, f"F1 of accepted actions, {_whose(store.acceptances[0], store)}: {'; '.join(captions)}."
+    whose = _whose(store.acceptances[0], store)
+    return canvas, (
+        f"F1 of accepted actions, {whose}: {'; '.join(captions)}. Not drawn: tenths of fewer than {FEWEST} actions."
+    )
 
 
 def _families(store: PictureStore) -> tuple[Figure, str] | None:

@@ -18,10 +18,11 @@ FILES = {
     "/playground/page.css": ("page.css", "text/css"),
     "/playground/page.js": ("page.js", "text/javascript"),
     "/playground/examples.json": ("examples.json", "application/json"),
+    **{f"/playground/{name}.svg": (f"{name}.svg", "image/svg+xml") for name in ("trust", "acceptance")},
 }
 """File and media type by path. These paths need no API key."""
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = {

@@ -337,6 +337,16 @@ def test_own_text_shows_what_will_not_work(page):
     shoot(page, "own-text")
 
 
+def test_calibration_is_drawn_where_trust_is_explained(page):
+    page.get_by_text("How often an answer of a trust is right").click()
+    images = page.locator("#calibration img").all()
+    assert len(images) == 2
+    for image in images:
+        image.scroll_into_view_if_needed()
+        page.wait_for_function("image => image.complete && image.naturalWidth > 0", arg=image.element_handle())
+    shoot(page, "calibration")
+
+
 @DESKTOP
 def test_every_imagined_step_shows_its_trust(page):
     example, world = EXAMPLES[0], start(page)

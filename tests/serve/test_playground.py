@@ -32,7 +32,8 @@ def test_a_page_loads_nothing_that_the_service_does_not_have(client, page):
 
 @pytest.mark.parametrize("path", playground.FILES)
 def test_no_file_of_a_page_names_another_host(client, path):
-    assert not re.search(r"""\b\w+://|["'(=]//|@import""", client.get(path).text)
+    text = re.sub(r'xmlns(:\w+)?="[^"]*"', "", client.get(path).text)  # names of namespaces, which nothing loads
+    assert not re.search(r"""\b\w+://|["'(=]//|@import""", text)
 
 
 def test_every_page_that_the_service_sends_is_one_of_these(client):

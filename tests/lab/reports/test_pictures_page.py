@@ -13,6 +13,7 @@ from lab.__main__ import main
 from lab.reports.picture_store import read_pictures
 from lab.reports.pictures import PICTURES
 from lab.reports.pictures_page import render
+from serve.playground import FOLDER
 
 PAGE_FOLDER = Path(__file__).parents[3] / "docs" / "results"
 
@@ -79,7 +80,7 @@ OTHERS: dict[str, dict[str, Any]] = {
                  "by_game": {"won": {"cloned": [0, 100, 0], "imagined": [100, 100, 0]},
                              "steps": {"cloned": [9, 9, 9], "imagined": [8, 8, 9]}},
                  "tasks": {"put": {"n": 3, "cloned": 1, "imagined": 2}}},
-    "acceptances": {"states": 2, "games": 2, "head": {"bins": [[3, 0.1, 0.0], [5, 0.9, 1.0]]},
+    "acceptances": {"states": 2, "games": 2, "head": {"bins": [[3, 0.5, 0.0], [15, 0.1, 0.0], [12, 0.9, 1.0]]},
                     "head_and_text": {"accepted": {"f1": 0.9, "f1_ci95": [0.8, 0.95]}}},
     "loads": {"model": "tiny",
               "load": [{"workload": "chat", "at_once": n, "tokens_per_second": 9.0 * n} for n in (1, 8)],
@@ -147,3 +148,9 @@ def test_a_study_of_pixels_stands_in_the_same_picture(page, tmp_path) -> None:
     result = json.loads((page / "data" / "studies" / "twisted-accuracy.json").read_text())
     assert (result["windows"], [d["arm"] for d in result["differences"]]) == (60, ["transport"])
     assert "1 of 1 differences leave out zero" in (page / "pictures.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["trust", "acceptance"])
+def test_playground_shows_the_picture_of_the_page(name: str) -> None:
+    picture = (PAGE_FOLDER / f"{name}.svg").read_bytes()
+    assert (FOLDER / f"{name}.svg").read_bytes() == picture, f"copy docs/results/{name}.svg to serve/playground"
