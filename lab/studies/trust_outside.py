@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
+from eval.models.checkpoint import checkpoint_hash
 from eval.scores.intervals import fraction_interval95
 from eval.scores.metrics import exact_match
 from eval.scores.suites import load_suite
@@ -33,6 +34,7 @@ from loopwm import load
 from loopwm.records.command import positive
 from loopwm.records.errors import InputError
 from loopwm.records.files import PACKAGED, write_json
+from loopwm.records.provenance import provenance
 from loopwm.records.template import Context, window_context
 from loopwm.records.windows import Window, game_of
 from loopwm.worlds.protocol import Worlds
@@ -144,7 +146,8 @@ def run(arguments: argparse.Namespace) -> None:
                 results[env][name] = measure(recalling[source], conditions["own"], TOGETHER)
     print(render(results))
     if arguments.out is not None:
-        write_json(arguments.out, results)
+        settings = {"model_sha256": checkpoint_hash(arguments.model), "limit": arguments.limit}
+        write_json(arguments.out, {"worlds": results, "provenance": settings | provenance("lab")})
 
 
 def read_memories(pairs: Sequence[str]) -> dict[str, Path]:
