@@ -6,8 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import partial
-from itertools import dropwhile, takewhile
+from itertools import takewhile
 from random import Random
 from typing import Any, Protocol, runtime_checkable
 
@@ -38,51 +37,6 @@ CARELESS = 0.3
 """Share of detours after which the path continues unchanged for a while."""
 
 LONGEST_CARELESS = 5
-FORK_GAPS = (2, 6)
-"""Least and most steps of the path between a fork's end and the next one."""
-
-REACHES = (1, 2, 4, 12, 30)
-"""Numbers of later steps of the path among which those to try are drawn."""
-
-TRIES = (1, 1, 2, 3)
-"""Numbers of steps tried at one place."""
-
-WAYS = ("go to", "open door to")
-ONLY_THINGS = 0.7
-"""Share of the places where no door or room is tried."""
-
-AHEAD_GAPS = (1, 3)
-"""Least and most steps of the path between two places where later ones are tried."""
-
-ELSEWHERE = 0.65
-"""Share of the places where steps at other places are tried, not the next ones."""
-
-LOOK_FIRST = 0.5
-"""Share of the places with a look or an inventory before the tries."""
-
-STRETCHES = 0.5
-"""Share of the places where the tries are a stretch of the path whose first steps are left out."""
-
-LEFT_OUT = (1, 1, 1, 2, 3)
-"""Numbers of steps left out before a stretch."""
-
-CHANGING = (
-    "activate", "clean", "close", "cool", "deactivate", "heat", "mix", "move", "open", "pick", "pour", "put", "take",
-)  # fmt: skip
-"""Verbs that change what a look or an inventory shows."""
-
-CHANGES = (1, 1, 2, 3)
-"""Numbers of changes made in a row at one place."""
-
-BOTH_LOOKS = 0.3
-"""Share of the places where the changes stand between looks of every kind, not of one."""
-
-EARLY = 0.3
-"""Share of fatal episodes that leave the path before the step that may be misused, not at it."""
-
-RELATED = 0.5
-"""Share of fatal episodes whose last action shares a word of a name with the path, if such a one is possible."""
-
 _LEAD = 3
 """Steps ahead on the path whose names count as related."""
 
@@ -144,7 +98,7 @@ def act_noisy(environment: Environment, gold: Sequence[str], rng: Random) -> Pla
                 if rng.random() >= rate:
                     break
             if rng.random() < CARELESS:
-                yield from walk.follow(_harmless(path)[: rng.randint(1, LONGEST_CARELESS)])
+                yield from walk.follow(harmless(path)[: rng.randint(1, LONGEST_CARELESS)])
             path = walk.resume(mark, path)
         if played == slip:
             yield from walk.fatal_slip(gold)
@@ -153,118 +107,7 @@ def act_noisy(environment: Environment, gold: Sequence[str], rng: Random) -> Pla
         played += 1
 
 
-def act_leaving_out(leaving: Leaving, environment: Environment, gold: Sequence[str], rng: Random) -> Play:
-    """Play the gold path; at times replace a step by another action, continue the path, and find it again."""
-    path, walk = list(gold), Walk(environment, rng)
-    until_fork = rng.randint(*FORK_GAPS) - 1
-    while path:
-        if until_fork > 0 or not leaving.where(path):
-            yield from walk.follow([path.pop(0)])
-            until_fork -= 1
-            continue
-        mark = walk.mark()
-        yield from walk.follow([walk.other_action(path, leaving.kinds)])
-        yield from walk.follow(_harmless(path[1:])[: rng.choice(leaving.lengths)])
-        path = walk.resume(mark, path)
-        until_fork = rng.randint(*FORK_GAPS)
-
-
-def act_ahead(environment: Environment, gold: Sequence[str], rng: Random) -> Play:
-    """Play the gold path; between its steps try others of its steps, many of which are refused there."""
-    path, walk = list(gold), Walk(environment, rng)
-    while path:
-        mark = walk.mark()
-        if rng.random() < LOOK_FIRST:
-            yield from walk.follow([rng.choice(environment.looks)])
-        yield from walk.follow(_stretch(path, rng) if rng.random() < STRETCHES else _scattered(gold, path, rng))
-        path = walk.resume(mark, path)
-        steps = rng.randint(*AHEAD_GAPS)
-        yield from walk.follow(path[:steps])
-        del path[:steps]
-
-
-def act_changing(environment: Environment, gold: Sequence[str], rng: Random) -> Play:
-    """Play the gold path; between its steps change things at random, and look before and after."""
-    path, walk = list(gold), Walk(environment, rng)
-    while path:
-        mark = walk.mark()
-        looks = environment.looks if rng.random() < BOTH_LOOKS else [rng.choice(environment.looks)]
-        yield from walk.follow(looks)
-        for _ in range(rng.choice(CHANGES)):
-            changes = [action for action in environment.valid_actions() if action.startswith(CHANGING)]
-            yield from walk.follow([_of_any_verb(environment, changes, rng), *looks])
-        path = walk.resume(mark, path)
-        steps = rng.randint(*AHEAD_GAPS)
-        yield from walk.follow(path[:steps])
-        del path[:steps]
-
-
-def act_fatal(environment: Environment, gold: Sequence[str], rng: Random) -> Play:
-    """Play the gold path up to an action that may be misused, and misuse it, which mostly ends the episode."""
-    turns = [place for place, action in enumerate(gold) if action.split()[0] in FATAL]
-    end = rng.choice(turns or [len(gold)])
-    walk = Walk(environment, rng)
-    yield from walk.follow(gold[: rng.randint(0, end) if rng.random() < EARLY else end])
-    if rng.random() < LOOK_FIRST:
-        yield from walk.follow([rng.choice(environment.looks)])
-    yield from walk.fatal_slip(gold, related=rng.random() < RELATED)
-
-
-def _stretch(path: Sequence[str], rng: Random) -> list[str]:
-    """Return steps in the path's order without the first ones, which they may need."""
-    start = rng.choice(LEFT_OUT)
-    return _in_turn(path, path[start : start + rng.randint(1, LONGEST_CARELESS)])
-
-
-def _scattered(gold: Sequence[str], path: Sequence[str], rng: Random) -> list[str]:
-    """Return single steps that lie ahead, in any order."""
-    later = _in_turn(path, _elsewhere(gold, path) if rng.random() < ELSEWHERE else path[1:])
-    if rng.random() < ONLY_THINGS:
-        later = [action for action in later if not action.startswith(WAYS)]
-    reached = later[: rng.choice(REACHES)]
-    return rng.sample(reached, min(len(reached), rng.choice(TRIES)))
-
-
-def _in_turn(path: Sequence[str], steps: Sequence[str]) -> list[str]:
-    """Return the steps without those that would end the episode, as all such do but the path's next one."""
-    fatal = next((action for action in path if action.split()[0] in FATAL), None)
-    return [action for action in steps if action == fatal or action.split()[0] not in FATAL]
-
-
-def _elsewhere(gold: Sequence[str], path: Sequence[str]) -> list[str]:
-    """Return the steps of the path at other places than the next one's: those ahead, or behind if none is."""
-    ahead, behind = (
-        list(dropwhile(lambda action: not action.startswith("go to"), steps))[1:]
-        for steps in (path, gold[: max(0, len(gold) - len(path))][::-1])  # a way back makes the path longer
-    )
-    return ahead or behind
-
-
-def _is_needed(path: Sequence[str]) -> bool:
-    """Return True if one of the next two steps does something else with the things of the first."""
-    (verb, names), *rest = ((action.split()[0], {*filter(str.isalpha, _named(action))}) for action in path[:3])
-    return any(other != verb and names & theirs for other, theirs in rest)
-
-
-@dataclass(frozen=True)
-class Leaving:
-    """Way to leave out a step of the path.
-
-    Fields: its replacements with weights, the number of steps of the path that are then tried regardless, and the paths
-    where it applies.
-    """
-
-    kinds: Mapping[str, int]
-    lengths: Sequence[int]
-    where: Callable[[Sequence[str]], bool]
-
-
-FORK = Leaving({"near": 6, "valid": 2, "look": 1}, range(1, LONGEST_CARELESS + 1), where=bool)
-OMISSION = Leaving({"look": 3, "valid": 2}, range(3, LONGEST_CARELESS + 1), where=_is_needed)
-"""Where the next steps need the one left out: they are refused because it is missing."""
-
-
-def _harmless(path: Sequence[str]) -> list[str]:
+def harmless(path: Sequence[str]) -> list[str]:
     """Return the path up to a step that would end the episode out of turn."""
     return list(takewhile(lambda action: action.split()[0] not in FATAL, path))
 
@@ -312,9 +155,9 @@ class Walk:
     def detour(self, gold: Sequence[str], path: Sequence[str]) -> Play:
         in_run = len(path) > 1 and path[0] == path[1]
         weights = RUN_DETOURS if in_run else DETOURS
-        yield from self.follow(self._draw(weights)(gold, path))
+        yield from self.follow(self.draw(weights)(gold, path))
 
-    def _draw(self, weights: Mapping[str, int]) -> Callable[[Sequence[str], Sequence[str]], list[str]]:
+    def draw(self, weights: Mapping[str, int]) -> Callable[[Sequence[str], Sequence[str]], list[str]]:
         """Draw a kind of detour: a function of the whole solution and the remaining path."""
         idles = self.environment.idles or self.environment.looks
         kinds: dict[str, Callable[[Sequence[str], Sequence[str]], list[str]]] = {
@@ -332,22 +175,15 @@ class Walk:
         steps = [action for action in gold if action.split()[0] not in FATAL and not action.isdecimal()]
         return [self.rng.choice(steps if steps and self.rng.random() < 0.8 else NONSENSE)]
 
-    def fatal_slip(self, gold: Sequence[str], related: bool = False) -> Play:
-        """Play an action off the path whose verb may end the episode. related: on a thing named like the path's."""
-        slips = [a for a in sorted(self.environment.valid_actions()) if a.split()[0] in FATAL and a not in gold]
-        if related:
-            names = frozenset[str]().union(*map(_named, gold))
-            slips = [slip for slip in slips if not names.isdisjoint(_named(slip))] or slips
-        if slips:
+    def fatal_slip(self, gold: Sequence[str]) -> Play:
+        """Play an action off the path whose verb may end the episode."""
+        if slips := fatal_slips(self.environment, gold):
             yield from self.follow([self.rng.choice(slips)])
 
-    def other_action(self, path: Sequence[str], kinds: Mapping[str, int]) -> str:
-        """Draw another next step than the path's, of one of these kinds; a look if none is found."""
-        for _ in range(8):
-            (other,) = self._draw(kinds)(path, path)
-            if other != path[0]:
-                return other
-        return self.environment.looks[0]
+
+def fatal_slips(environment: Environment, gold: Sequence[str]) -> list[str]:
+    """Return the valid actions off the path whose verb may end the episode."""
+    return [a for a in sorted(environment.valid_actions()) if a.split()[0] in FATAL and a not in gold]
 
 
 def draw_key(weights: Mapping[str, int], rng: Random) -> str:
@@ -356,23 +192,23 @@ def draw_key(weights: Mapping[str, int], rng: Random) -> str:
 
 def random_action(environment: Environment, rng: Random) -> str:
     """Return a valid action. The verb is drawn first, or actions with two objects would dominate."""
-    return _of_any_verb(environment, environment.valid_actions(), rng)
+    return of_any_verb(environment, environment.valid_actions(), rng)
 
 
 def near_action(environment: Environment, path: Sequence[str], rng: Random) -> str:
     """Return a valid action that shares a word of a name with the next steps of the path; else any valid one."""
-    words = frozenset[str]().union(*map(_named, path[:_LEAD]))
+    words = frozenset[str]().union(*map(named_words, path[:_LEAD]))
     valid = environment.valid_actions()
     near = [action for action in valid if not words.isdisjoint(action.split()[1:])]
-    return _of_any_verb(environment, near or valid, rng)
+    return of_any_verb(environment, near or valid, rng)
 
 
-def _named(action: str) -> frozenset[str]:
+def named_words(action: str) -> frozenset[str]:
     """Return the words of the names in an action."""
     return frozenset(action.split()[1:]) - _COMMON_WORDS
 
 
-def _of_any_verb(environment: Environment, actions: Iterable[str], rng: Random) -> str:
+def of_any_verb(environment: Environment, actions: Iterable[str], rng: Random) -> str:
     by_verb = defaultdict(list)
     for action in sorted(actions):
         by_verb[action.split()[0]].append(action)
@@ -386,11 +222,6 @@ POLICIES = {
         Policy("gold", act_gold, needs_gold=True, repeatable=False),
         Policy("expert", act_gold, needs_gold=True, repeatable=False),
         Policy("noisy-expert", act_noisy, needs_gold=True, repeatable=True),
-        Policy("fork", partial(act_leaving_out, FORK), needs_gold=True, repeatable=True),
-        Policy("omission", partial(act_leaving_out, OMISSION), needs_gold=True, repeatable=True),
-        Policy("ahead", act_ahead, needs_gold=True, repeatable=True),
-        Policy("changing", act_changing, needs_gold=True, repeatable=True),
-        Policy("fatal", act_fatal, needs_gold=True, repeatable=True),
         Policy("random", act_random, needs_gold=False, repeatable=True),
     )
 }

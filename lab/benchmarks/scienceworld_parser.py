@@ -18,6 +18,7 @@ from data_prep.collect import play
 from data_prep.environments.scienceworld.environment import ScienceWorld
 from data_prep.plan import CollectionPlan
 from data_prep.solutions import solve
+from lab.data import collect_deviations
 from loopwm.records.episodes import Episode
 
 TASKS = ("boil", "find-plant", "grow-plant", "test-conductivity", "mendelian-genetics-known-plant")
@@ -54,6 +55,7 @@ def main() -> None:
     parser.add_argument("--variations", type=int, default=4, help="of each task")
     parser.add_argument("--solutions", type=Path, help="folder of solutions, as of the collector")
     args = parser.parse_args()
+    collect_deviations.register()
     with closing(ScienceWorld(quick=False)) as jar, closing(ScienceWorld()) as ours:
         for policy in args.policies:
             for task in args.tasks:
