@@ -16,7 +16,7 @@ train=(scienceworld-{gold,noisy-{expert,mixing,paints,growing},fork,omission,omi
 shards() { # NAME OPTIONS.. --episodes FOLDERS..
   if ! [ -e "$data/$1/index.json" ]; then
     "$python" -m lab unpack --out "$data/episodes"
-    "$python" -m data_prep tokenize --workers "$(nproc)" --out "$data/$1" "${@:2}"
+    "$python" -m lab tokenize-renamed --workers "$(nproc)" --out "$data/$1" "${@:2}"
   fi
 }
 shards dev --episodes "${held_out[@]/#/$data/episodes/}"

@@ -10,14 +10,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from data_prep.import_logs import SPLITS, add_log_arguments, group_of, import_logs, read_shares
-from data_prep.tokenize import TOKENIZER_FILE, LineEncoder, RenamingPlan, encode_episode
+from data_prep.tokenize import TOKENIZER_FILE, LineEncoder, encode_episode
 from data_prep.windows import cut_any, write_cuts
 from loopwm.records.episodes import Episode, write_episodes
 from loopwm.records.errors import InputError
@@ -73,9 +73,7 @@ def write_data(out: Path, episodes: Mapping[str, Sequence[Episode]]) -> dict[str
         }
         if split != "test":
             encoded = (encode_episode(encoder, episode) for episode in plays)
-            index = write_shards(
-                out / f"shards-{split}", encoded, SHARD_TOKENS, tokenizer_hash, [], asdict(RenamingPlan(0.0, 0))
-            )
+            index = write_shards(out / f"shards-{split}", encoded, SHARD_TOKENS, tokenizer_hash, [], {})
             sizes[split]["tokens"] = index["tokens"]
         if split != "train" and (count := min(WINDOWS, sum(max(0, _steps(e) + 1 - HORIZON) for e in plays))):
             cuts = cut_any(plays, count, HORIZON, 0, f"{split}-windows")

@@ -8,11 +8,9 @@ import re
 import tempfile
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,6 @@ from tokenizers import Tokenizer
 import loopwm
 from data_prep.environments import declared
 from data_prep.environments.base import Need, TextFacts
-from data_prep.renaming import RenamingError, rename_episode
 from loopwm.records import template as text_format
 from loopwm.records.episodes import Episode, format_episode, parse_episode, read_episodes
 from loopwm.records.errors import InputError
@@ -112,7 +109,7 @@ class LineEncoder:
 
 
 def encode_episode(encoder: LineEncoder, episode: Episode, original: Episode | None = None) -> EpisodeArrays:
-    """Return tokens and spans of an episode; a repeated text is stored once. original: before renaming."""
+    """Return tokens and spans of an episode; a repeated text is stored once. original: before a rewrite."""
     texts = [(kind, step, text_format.clean(text)) for kind, step, text in episode_texts(episode)]
     distinct = list(dict.fromkeys(text for _, _, text in texts))
     encoded = encoder.encode(distinct)
@@ -163,43 +160,18 @@ def _load(path: str) -> LineEncoder:
     return LineEncoder(Tokenizer.from_file(path))
 
 
-@dataclass(frozen=True)
-class RenamingPlan:
-    """Share of episodes to rename, 0 to 1, and the seed."""
-
-    share: float
-    seed: int
-
-    def carry_out(self, episode: Episode, line: str) -> tuple[Episode, str]:
-        """Return the episode, renamed if it is drawn, and the outcome: a text that `describe_renamings` counts.
-
-        line: the episode as it was read, which decides the draw.
-        """
-        rng = Random(f"{self.seed}/{line}")
-        if rng.random() >= self.share:
-            return episode, NOT_DRAWN
-        try:
-            renamed = rename_episode(episode, rng)
-        except RenamingError as error:
-            return episode, f"{episode.task}, variation {episode.variation}: {error}"
-        return renamed, NOTHING if renamed == episode else RENAMED
+Rewrite = Callable[[Episode, str], tuple[Episode, str]]
+"""Change of an episode before it is encoded. Takes the episode and its line; returns it and an outcome to count."""
 
 
-NOT_DRAWN, NOTHING, RENAMED = "not drawn", "nothing to rename", "renamed"
+def keep(episode: Episode, line: str) -> tuple[Episode, str]:
+    return episode, "unchanged"
 
 
-def describe_renamings(outcomes: Counter[str]) -> str:
-    """Describe the outcomes of the renamings in a few words."""
-    refused = sorted(outcomes.keys() - {NOT_DRAWN, NOTHING, RENAMED})
-    count = sum(outcomes[outcome] for outcome in refused)
-    named = f" ({refused[0]})" if refused else ""
-    return f"{outcomes[RENAMED]:,} renamed, {outcomes[NOTHING]:,} without such names, {count:,} left as they are{named}"
-
-
-def _encode_line(record: dict[str, Any], tokenizer_file: str, renaming: RenamingPlan) -> dict[str, Any]:
+def _encode_line(record: dict[str, Any], tokenizer_file: str, rewrite: Rewrite) -> dict[str, Any]:
     """Encode a record for the `datasets` map: arrays travel as bytes, exact and without a schema."""
     original = parse_episode(record["episode"])
-    episode, outcome = renaming.carry_out(original, record["episode"])
+    episode, outcome = rewrite(original, record["episode"])
     encoded = encode_episode(_load(tokenizer_file), episode, original)
     arrays = {part: getattr(encoded, part).tobytes() for part in PARTS}
     return {"meta": json.dumps(encoded.meta), "outcome": outcome, **arrays}
@@ -230,11 +202,11 @@ def tokenize_files(
     files: list[Path],
     tokenizer_file: Path,
     workers: int,
-    renaming: RenamingPlan,
+    rewrite: Rewrite,
     outcomes: Counter[str],
     skipped: list[str] | None,
 ) -> Iterator[EpisodeArrays]:
-    """Encode all episodes of the files, in order, on `workers` processes; count the renamings in `outcomes`.
+    """Encode all episodes of the files, in order, on `workers` processes; count what `rewrite` returns in `outcomes`.
 
     skipped: as in `consistent_episodes`.
     """
@@ -256,7 +228,7 @@ def tokenize_files(
             raise error.__cause__ if isinstance(error.__cause__, InputError | OSError) else error from None
         encoded = dataset.map(
             _encode_line,
-            fn_kwargs={"tokenizer_file": str(tokenizer_file), "renaming": renaming},
+            fn_kwargs={"tokenizer_file": str(tokenizer_file), "rewrite": rewrite},
             remove_columns=["episode"],
             num_proc=workers if workers > 1 else None,
             desc="tokenize",

@@ -1,19 +1,19 @@
-"""Convert episodes to token shards for training, or check existing shards.
-
-With `--rename`, things in that share of the episodes get other names of their kind (`data_prep.renaming`); the seed and
-the episode alone decide which episodes and names.
-"""
+"""Convert episodes to token shards for training, or check existing shards."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections import Counter
-from dataclasses import asdict
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from loopwm.records.errors import InputError
 from loopwm.records.files import line_files, sha256
+
+if TYPE_CHECKING:
+    from data_prep.tokenize import Rewrite
 
 EXAMPLE = "python -m data_prep tokenize --episodes data/episodes/train --out data/shards/train --workers 2"
 
@@ -30,15 +30,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="leave out episodes whose start contradicts another of their variation",
     )
-    parser.add_argument(
-        "--rename", type=float, default=0.0, metavar="SHARE", help="share of episodes whose things are renamed"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the renaming")
     parser.add_argument("--shard-tokens", type=int, default=8_000_000, help="approximate tokens of a shard")
 
 
 def run(args: argparse.Namespace) -> None:
-    from data_prep.tokenize import TOKENIZER_FILE, RenamingPlan, describe_renamings, tokenize_files
+    from data_prep.tokenize import keep
+
+    convert(args, keep, {})
+
+
+def convert(args: argparse.Namespace, rewrite: Rewrite, renaming: Mapping[str, float]) -> Counter[str]:
+    """Write or check shards, print totals, and return how often `rewrite` had each outcome.
+
+    renaming: what the index records of the rewrite.
+    """
+    from data_prep.tokenize import TOKENIZER_FILE, tokenize_files
     from loopwm.records.shards import check_shards, write_shards
 
     tokenizer = args.tokenizer or TOKENIZER_FILE
@@ -47,8 +53,6 @@ def run(args: argparse.Namespace) -> None:
     for name in ("workers", "shard_tokens"):
         if getattr(args, name) < 1:
             raise InputError(f"--{name.replace('_', '-')}: at least 1")
-    if not 0 <= args.rename <= 1:
-        raise InputError("--rename: must be 0 to 1")
     tokenizer_hash, outcomes = sha256(tokenizer.read_bytes()), Counter[str]()
     if args.check:
         index = check_shards(args.out, tokenizer_hash)
@@ -56,11 +60,10 @@ def run(args: argparse.Namespace) -> None:
         files = line_files(args.episodes)
         sources = [{"name": path.name, "sha256": sha256(path.read_bytes())} for path in files]
         skipped: list[str] | None = [] if args.skip_contradictions else None
-        renaming = RenamingPlan(args.rename, args.seed)
-        encoded = tokenize_files(files, tokenizer, args.workers, renaming, outcomes, skipped)
-        index = write_shards(args.out, encoded, args.shard_tokens, tokenizer_hash, sources, asdict(renaming))
+        encoded = tokenize_files(files, tokenizer, args.workers, rewrite, outcomes, skipped)
+        index = write_shards(args.out, encoded, args.shard_tokens, tokenizer_hash, sources, renaming)
         for line in skipped or ():
             print(f"skipped: {line}", file=sys.stderr)
     totals = ", ".join(f"{index[name]:,} {name}" for name in ("episodes", "steps", "spans", "tokens"))
-    renamings = f"; {describe_renamings(outcomes)}" if args.rename else ""
-    print(f"{args.out}: {len(index['shards'])} shards, {totals}{renamings}")
+    print(f"{args.out}: {len(index['shards'])} shards, {totals}")
+    return outcomes

@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "mutants": ("lab.mutants.command", "plant faults one at a time and run the tests that must find them"),
     "lm-eval-tasks": ("lab.lm_eval.command", "write suites as tasks of lm-evaluation-harness"),
     "train-tokenizer": ("lab.data.train_tokenizer", "train the byte-level BPE and freeze it"),
+    "tokenize-renamed": ("lab.data.tokenize_renamed", "turn episodes into token shards with things renamed"),
     "tokenizer-eval": (
         "lab.data.tokenizer_eval",
         "measure vocabularies: tokens per text, and names spelled in two ways",

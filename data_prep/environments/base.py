@@ -64,7 +64,7 @@ class Declared:
     """Names of things in texts, for entity metrics; None leaves these out."""
 
     kinds: ClassVar[Path | None] = None
-    """File of names of interchangeable things, which tokenising may exchange; see `data_prep/renaming.py`."""
+    """File of names of interchangeable things, which `lab/data/renaming.py` exchanges."""
 
     numbered: ClassVar[bool] = False
     """True if names are kind and number, such as `countertop 2`."""

@@ -24,7 +24,7 @@ what the facts of its texts are: those of all texts but goals and hidden states.
 
 index.json: {"format": "loopwm-shards-v5", "tokenizer_hash" (SHA-256 of tokenizer.json), "tokens", "spans", "steps",
 "facts", "episodes" (totals), "counts" ({"env/split/policy": episodes}), "sources": [{"name", "sha256"}], "renaming":
-{"share", "seed"}, "shards": [{"name", the same totals, "files": {file name: {"bytes", "sha256"}}}]}
+{"share", "seed"} or {}, "shards": [{"name", the same totals, "files": {file name: {"bytes", "sha256"}}}]}
 """
 
 from __future__ import annotations

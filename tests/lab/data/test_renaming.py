@@ -12,9 +12,9 @@ from random import Random
 
 import pytest
 
-from data_prep.__main__ import main
+from data_prep.__main__ import main as tokenize
 from data_prep.environments.alfworld.hidden import listed
-from data_prep.renaming import (
+from lab.data.renaming import (
     Kind,
     Renaming,
     RenamingError,
@@ -25,11 +25,12 @@ from data_prep.renaming import (
     rename_episode,
     sort_alfworld,
 )
-from data_prep.tokenize import NOT_DRAWN, RENAMED, RenamingPlan, describe_renamings
+from lab.data.tokenize_renamed import NOT_DRAWN, RENAMED, RenamingPlan, describe_renamings
+from lab.main import main
 from loopwm.records.episodes import Episode, Step, read_episodes, write_episodes
 
 SCIENCEWORLD = load_kinds("scienceworld")
-SUITES = Path(__file__).parents[2] / "eval/suites"
+SUITES = Path(__file__).parents[3] / "eval/suites"
 
 
 def episodes_of(suite: str, count: int) -> list[Episode]:
@@ -213,8 +214,9 @@ def test_the_command_renames_by_seed_and_share(tmp_path: Path, capsys: pytest.Ca
     write_episodes(source, [*episodes_of("alfworld-500-noisy", 10), room("a table")])
 
     def tokens(name: str, *options: str) -> bytes:
-        arguments = ["tokenize", "--episodes", str(source), "--out", str(tmp_path / name), *options]
-        assert main(arguments) == 0
+        arguments = ["--episodes", str(source), "--out", str(tmp_path / name), *options]
+        status = main(["tokenize-renamed", *arguments]) if options else tokenize(["tokenize", *arguments])
+        assert status == 0
         return (tmp_path / name / "00000.tokens.npy").read_bytes()
 
     plain, once = tokens("plain"), tokens("once", "--rename", "1", "--seed", "4")
@@ -224,11 +226,13 @@ def test_the_command_renames_by_seed_and_share(tmp_path: Path, capsys: pytest.Ca
     assert len({plain, once, tokens("other", "--rename", "1", "--seed", "5")}) == 3
     metas = [(tmp_path / name / "00000.episodes.json").read_text() for name in ("plain", "once")]
     assert metas[0] == metas[1], "a renamed episode counts as its original"
-    said = re.search(r"; (\d+) renamed, (\d+) without such names, 0 left as they are$", capsys.readouterr().out)
+    said = re.search(
+        r"^(\d+) renamed, (\d+) without such names, 0 left as they are$", capsys.readouterr().out, re.MULTILINE
+    )
     assert said
     assert int(said[1]) > 5
     assert int(said[1]) + int(said[2]) == 11
-    assert main(["tokenize", "--episodes", str(source), "--out", str(tmp_path / "bad"), "--rename", "1.5"]) == 2
+    assert main(["tokenize-renamed", "--episodes", str(source), "--out", str(tmp_path / "bad"), "--rename", "1.5"]) == 2
     assert capsys.readouterr().err == "error: --rename: must be 0 to 1\n"
     order = RenamingPlan(0.3, 0)
     drawn = [order.carry_out(e, str(i))[1] for e in read_episodes(source) for i in range(40) if e.env == "alfworld"]
