@@ -21,6 +21,7 @@ import numpy as np
 import yaml
 
 from eval.commands.calibration import Calibration, calibrate
+from eval.commands.decisions import Accuracy, Decision, accuracy, decisions_of
 from eval.models.base import STRONGEST_BASELINES
 from eval.models.checkpoint import checkpoint_hash
 from eval.scores.intervals import paired_difference
@@ -108,6 +109,14 @@ class Store:
                 for window, item in run.items()
             ]
         return self._items[name]
+
+    def decisions(self, name: str) -> list[Decision]:
+        """Return the decisions of a run on pairs. Raises MissingError if its predictions are not stored."""
+        path = self.data / FOLDER / f"{name}{SUFFIX}"
+        if not path.is_file():
+            raise MissingError(f"{FOLDER}/{name}: not stored")
+        run = Rescored.read(path)
+        return decisions_of(run.windows, run.records)
 
     def json(self, path: str) -> Any:
         """Read a stored file of another kind. Raises MissingError without it."""
@@ -268,6 +277,15 @@ def trust(*runs: Run, horizons: tuple[int, ...] | None = None) -> Calibration:
     entries = [entry for run in runs for entry in run._items() if horizons is None or entry[1].horizon in horizons]
     values = np.nan_to_num(np.array([value for _, _, value in entries]))  # a text that was cut cannot be right
     return calibrate(values, np.array([item.scores["em"] == 1 for _, item, _ in entries]))
+
+
+def decided(run: Run, criterion: str = "points, then refusals") -> Accuracy:
+    """Return how often a run prefers the better plan of its suite's pairs. Raises MissingError if not stored."""
+    run._check_weights()
+    found = accuracy(run.store.decisions(run.name), criterion)
+    if found is None:
+        raise MissingError(f"{run.name}: no pairs differ in {criterion}")
+    return found
 
 
 def mean_of(*differences: Difference) -> Difference:
@@ -480,7 +498,7 @@ def names_in(root: Path) -> dict[str, Any]:
     runs = {
         suite.replace("-", "_"): Run(store, suite, depth=weights.config["default_depth"]) for suite in suite_names()
     }
-    functions: tuple[Callable[..., Any], ...] = (min, max, sum, len, round, abs, float, range, trust, mean_of)
+    functions: tuple[Callable[..., Any], ...] = (min, max, sum, len, round, abs, float, range, trust, decided, mean_of)
     return {
         **runs,
         **{function.__name__: function for function in functions},
