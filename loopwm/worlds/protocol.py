@@ -97,6 +97,18 @@ class Worlds(Protocol):
     def close(self) -> None: ...
 
 
+class RowWorlds(Worlds, Protocol):
+    """Worlds whose rows also step and restart apart."""
+
+    def restart(self, rows: Sequence[int], contexts: Sequence[Context]) -> None:
+        """Replace these rows by new worlds; the others continue."""
+
+    def step(self, actions: Sequence[str], decode: bool = True, rows: Sequence[int] | None = None) -> list[Imagined]:
+        """Step the given rows, None for all."""
+
+    def fork(self, rows: Sequence[int]) -> RowWorlds: ...
+
+
 def longer(context: Context, action: str, observation: str) -> Context:
     """Return the context after one more step."""
     return replace(context, history=(*context.history, Transition(action, observation)))

@@ -16,7 +16,8 @@ from loopwm.records.files import PACKAGED
 from loopwm.records.template import LONGEST_OBSERVATION, ContextKind
 from loopwm.worlds.gym import MAX_ACTION, MAX_OBSERVATION, AnyText, ImaginedTextEnv, step_info
 from loopwm.worlds.http import Client, HttpWorlds
-from loopwm.worlds.protocol import Imagined
+from loopwm.worlds.perturbed import REFUSAL, PerturbedWorlds
+from loopwm.worlds.protocol import Imagined, RowWorlds
 from loopwm.worlds.starts import SCIENCEWORLD, Start, Starts, read_starts
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ def make_env(
     key: str | None = None,
     max_new_tokens: int = LONGEST_OBSERVATION,
     render_mode: str | None = None,
+    perturb: float = 0.0,
+    perturb_seed: int = 0,
+    refusal: str = REFUSAL,
 ) -> ImaginedTextEnv:
     """Make an imagined environment.
 
@@ -45,8 +49,11 @@ def make_env(
         key: of the service.
         max_new_tokens: of an observation.
         render_mode: of Gymnasium.
+        perturb: rate of disturbances (`loopwm.worlds.perturbed`).
+        perturb_seed: of their draws.
+        refusal: what the environment answers to what it refuses, for disturbances.
     """
-    worlds = make_worlds(url, key, model, max_new_tokens)
+    worlds = disturbed(make_worlds(url, key, model, max_new_tokens), perturb, perturb_seed, refusal)
     return ImaginedTextEnv(worlds, read_starts(starts, context), max_steps, render_mode)
 
 
@@ -59,10 +66,13 @@ def make_vector_env(
     max_steps: int = 50,
     key: str | None = None,
     max_new_tokens: int = LONGEST_OBSERVATION,
+    perturb: float = 0.0,
+    perturb_seed: int = 0,
+    refusal: str = REFUSAL,
 ) -> ImaginedVectorEnv:
     """Make a vector of environments as `make_env` that step together: one request to a service, or one batch."""
     places = read_starts(starts, context)
-    worlds = make_worlds(url, key, model, max_new_tokens)
+    worlds = disturbed(make_worlds(url, key, model, max_new_tokens), perturb, perturb_seed, refusal)
     return ImaginedVectorEnv(worlds, places, num_envs, max_steps)
 
 
@@ -79,6 +89,11 @@ def make_worlds(
     return LocalWorlds(WorldModel.from_pretrained(model or PACKAGED), max_new_tokens=max_new_tokens)
 
 
+def disturbed(worlds: RowWorlds, rate: float, seed: int, refusal: str) -> RowWorlds:
+    """Return worlds that are disturbed at a rate, themselves at 0. Raises FormatError for a rate outside [0, 1]."""
+    return PerturbedWorlds(worlds, rate, seed, refusal=refusal) if rate else worlds
+
+
 class ImaginedVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], NDArray[Any]]):
     """Environments whose worlds step together.
 
@@ -87,9 +102,7 @@ class ImaginedVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], NDArray[Any]
 
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012 - the base class declares it so
 
-    def __init__(
-        self, worlds: HttpWorlds | LocalWorlds, starts: Sequence[Start], num_envs: int, max_steps: int
-    ) -> None:
+    def __init__(self, worlds: RowWorlds, starts: Sequence[Start], num_envs: int, max_steps: int) -> None:
         """Build the environments. Raises ValueError for a number that is not above zero."""
         for name, value in (("num_envs", num_envs), ("max_steps", max_steps)):
             if value < 1:
