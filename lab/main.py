@@ -10,6 +10,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("lab.studies.plan", "compare an agent that looks ahead in the model with itself without"),
     "imagined-policy": ("lab.studies.imagined_policy", "improve a policy in imagination and play it in real games"),
     "search": ("lab.studies.search", "count the steps of an agent that looks where a model imagines things"),
+    "beam": ("lab.studies.beam", "play plans that a beam search finds in imagination in real games"),
     "plan-transfer": (
         "lab.agents.plan_transfer",
         "measure how often an agent's plans made in the model work in the real world",

@@ -1,17 +1,18 @@
-"""Planning with imagined worlds: which of an agent's candidate actions to try first.
+"""Planning with imagined worlds: which candidate action to try first, which plan to follow, where to look.
 
-Only refusals that the model trusts and losses change the agent's own order, and nothing is dropped: an agent that is
-asked too often by an unsure model loses more than it gains. Where a thing is looked for, what is imagined to be found
-decides.
+`order_actions` changes an agent's own order only for refusals that the model trusts and for losses, and drops nothing:
+an agent that is asked too often by an unsure model loses more than it gains. `best_plan` and `beam_search` weigh points
+by how surely a plan gets there, and keep the agent's choice where none are expected. `chances` finds things.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from loopwm.records.refusals import is_refused
-from loopwm.worlds.protocol import Imagined, Worlds
+from loopwm.records.template import Transition
+from loopwm.worlds.protocol import Imagined, RowWorlds, Worlds
 
 if TYPE_CHECKING:  # it imports torch, which planning over HTTP does without
     from loopwm.worlds.local import LocalWorlds
@@ -53,6 +54,82 @@ def order_actions(worlds: Worlds, actions: Sequence[str], bound: float = 0.93) -
         return list(range(len(actions)))
     risks = [risk(step) for step in imagine(worlds, actions)]
     return sorted(range(len(actions)), key=lambda place: risks[place] if risks[place] >= bound else 0.0)
+
+
+class Plan(NamedTuple):
+    """Imagined steps of a plan.
+
+    points: expected, each reward weighed by the chance of the steps up to it. chance: that all observations are right,
+    the product of their trusts. over: nothing can follow.
+    """
+
+    steps: tuple[Transition, ...] = ()
+    points: float = 0.0
+    chance: float = 1.0
+    over: bool = False
+
+    def after(self, action: str, imagined: Imagined) -> Plan:
+        """Return the plan with one more step; one whose text was cut has no trust, and chance 0."""
+        chance = self.chance * (imagined.trust or 0.0)
+        over = imagined.ends or imagined.finish == "full" or not imagined.accepted
+        steps = (*self.steps, Transition(action, imagined.observation))
+        return Plan(steps, self.points + chance * (imagined.reward or 0.0), chance, over)
+
+
+def best_plan(worlds: RowWorlds, plans: Sequence[Sequence[str]], least: float = 0.0) -> int | None:
+    """Return the index of the plan with the most expected points, None if none has more than `least`.
+
+    A plan goes on to its first action that is refused or ends the episode.
+
+    Args:
+        worlds: worlds whose first row is the agent's state, which stays as it is.
+        plans: actions of each.
+        least: points that following a plan has to bring.
+    """
+    imagined = [Plan() for _ in plans]
+    forks = worlds.fork([0] * len(plans))
+    try:
+        for k in range(max(map(len, plans), default=0)):
+            rows = [row for row, plan in enumerate(plans) if k < len(plan) and not imagined[row].over]
+            actions = [plans[row][k] for row in rows]
+            for row, action, step in zip(rows, actions, forks.step(actions, rows=rows), strict=True):
+                imagined[row] = imagined[row].after(action, step)
+    finally:
+        forks.close()
+    best = max(range(len(plans)), key=lambda row: imagined[row].points, default=None)
+    return best if best is not None and imagined[best].points > least else None
+
+
+def beam_search(
+    worlds: RowWorlds,
+    propose: Callable[[Sequence[Transition]], Sequence[str]],
+    width: int = 8,
+    depth: int = 3,
+) -> Plan:
+    """Return the plan with the most expected points that a beam search finds, the empty plan if none is expected.
+
+    Args:
+        worlds: worlds whose first row is the agent's state, which stays as it is.
+        propose: returns the actions to try after imagined steps.
+        width: plans that are continued at each depth, those with the most points and, among equals, the surest.
+        depth: most actions of a plan.
+    """
+    best, beam, rows = Plan(), [Plan()], worlds.fork([0])
+    for _ in range(depth):
+        tries = [(row, action) for row, plan in enumerate(beam) for action in propose(plan.steps)]
+        if not tries:
+            break
+        grown = rows.fork([row for row, _ in tries])
+        rows.close()
+        steps = grown.step([action for _, action in tries])
+        plans = [beam[row].after(action, step) for (row, action), step in zip(tries, steps, strict=True)]
+        best = max(best, *plans, key=lambda plan: plan.points)
+        alive = [place for place, plan in enumerate(plans) if not plan.over]
+        kept = sorted(alive, key=lambda place: (-plans[place].points, -plans[place].chance))[:width]
+        beam, rows = [plans[place] for place in kept], grown.fork(kept)
+        grown.close()
+    rows.close()
+    return best
 
 
 def chances(

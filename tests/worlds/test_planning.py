@@ -1,14 +1,16 @@
-"""Candidate actions are ordered by trusted refusals and losses alone."""
+"""Actions are ordered by trusted refusals and losses alone; plans are weighed by expected points."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from loopwm.records.files import PACKAGED
-from loopwm.records.template import Context
+from loopwm.records.template import Context, Transition
 from loopwm.text.world import WorldModel
 from loopwm.worlds.local import LocalWorlds
-from loopwm.worlds.planning import chances, imagine, order_actions, refusal_risk
+from loopwm.worlds.planning import Plan, beam_search, best_plan, chances, imagine, order_actions, refusal_risk
 from loopwm.worlds.protocol import Imagined
 
 HALL = "This room is called the hallway. In it, you see: \n\tthe agent\n"
@@ -107,3 +109,93 @@ def test_samples_of_a_row_are_of_its_step() -> None:
     rooms, inventories = worlds.sample(3)
     assert all("room" in text for text in rooms)
     assert all("inventory" in text for text in inventories)
+
+
+class Tree:
+    """Worlds whose rows answer by the path of actions so far; a path without an answer is carried out for nothing."""
+
+    steps_cut = ()
+
+    def __init__(self, answers: dict[str, Imagined], paths: Sequence[str] = ("",), root: Tree | None = None) -> None:
+        self.answers, self.paths = answers, list(paths)
+        self.root, self.open = root or self, 0
+
+    def begin(self, contexts: Sequence[Context]) -> None: ...
+
+    def restart(self, rows: Sequence[int], contexts: Sequence[Context]) -> None: ...
+
+    def observe(self, actions: Sequence[str], observations: Sequence[str]) -> None: ...
+
+    def fork(self, rows: Sequence[int]) -> Tree:
+        self.root.open += 1
+        return Tree(self.answers, [self.paths[row] for row in rows], self.root)
+
+    def step(self, actions: Sequence[str], decode: bool = True, rows: Sequence[int] | None = None) -> list[Imagined]:
+        places = range(len(self.paths)) if rows is None else rows
+        for row, action in zip(places, actions, strict=True):
+            self.paths[row] += action
+        return [self.answers.get(self.paths[row], Imagined(DONE, 0.0, 1.0, trust=0.9)) for row in places]
+
+    def close(self) -> None:
+        self.root.open -= 1
+
+
+PAYS = {
+    "ab": Imagined(DONE, 10.0, 1.0, trust=0.9),  # 10 * 0.9 * 0.9 = 8.1
+    "cd": Imagined(DONE, 100.0, 0.0, trust=0.05),  # 100 * 0.9 * 0.05 = 4.5
+    "e": Imagined(REFUSED, 0.0, 1.0, trust=0.9),
+    "ef": Imagined(DONE, 50.0, 1.0, trust=0.9),  # behind a refusal
+    "g": Imagined(DONE, -5.0, 1.0, trust=0.9),
+}
+
+
+def test_the_best_plan_weighs_points_by_trust_and_stops_at_a_refusal() -> None:
+    tree = Tree(PAYS)
+    assert best_plan(tree, ["cd", "ab", "ef", "g"]) == 1
+    assert best_plan(tree, ["cd", "ef"]) == 0
+    assert (tree.paths, tree.open) == ([""], 0)
+
+
+def test_no_plan_is_best_where_none_brings_more_than_asked_for() -> None:
+    assert best_plan(Tree(PAYS), ["ef", "g", "a"]) is None
+    assert best_plan(Tree(PAYS), ["ab"], least=8.0) == 0
+    assert best_plan(Tree(PAYS), ["ab"], least=8.2) is None
+    assert best_plan(Tree(PAYS), []) is None
+
+
+def test_plans_of_unequal_lengths_are_imagined_to_their_ends() -> None:
+    answers = {"xyz": Imagined(DONE, 3.0, 1.0, trust=1.0), "w": Imagined(DONE, 1.0, 1.0, trust=1.0)}
+    assert best_plan(Tree(answers), ["w", "xyz"]) == 1
+
+
+def test_a_text_that_was_cut_and_missing_predictions_bring_nothing() -> None:
+    plan = Plan().after("a", Imagined(DONE, 10.0, finish="length"))
+    assert (plan.points, plan.chance, plan.over) == (0, 0, False)
+    assert Plan().after("a", Imagined("", finish="full")).over
+    assert Plan().after("a", Imagined(DONE, trust=0.5)) == Plan((Transition("a", DONE),), 0, 0.5)
+    assert Plan().after("a", Imagined(DONE, 100.0, 0.1, trust=0.5)).over
+
+
+def proposed(steps: Sequence[Transition]) -> Sequence[str]:
+    return "" if len(steps) > 1 else "abcdefg"
+
+
+def test_beam_search_finds_the_plan_with_the_most_expected_points() -> None:
+    tree = Tree(PAYS)
+    plan = beam_search(tree, proposed, width=7, depth=2)
+    assert [step.action for step in plan.steps] == ["a", "b"]
+    assert plan.points == pytest.approx(10 * 0.9 * 0.9)
+    assert (tree.paths, tree.open) == ([""], 0)
+
+
+def test_a_beam_continues_the_surest_plans_and_as_many_as_it_is_wide() -> None:
+    answers = {"c": Imagined(DONE, 0.0, 1.0, trust=0.99), "cd": Imagined(DONE, 1.0, 1.0, trust=0.99), **PAYS}
+    del answers["ab"]
+    assert [step.action for step in beam_search(Tree(answers), proposed, width=1, depth=2).steps] == ["c", "d"]
+    assert beam_search(Tree(PAYS), proposed, width=1, depth=1) == Plan()
+
+
+def test_beam_search_stays_where_nothing_is_proposed_or_expected() -> None:
+    assert beam_search(Tree(PAYS), lambda steps: [], width=2, depth=3) == Plan()
+    assert beam_search(Tree({}), proposed, width=2, depth=3) == Plan()
+    assert beam_search(Tree(PAYS), lambda steps: "e" if not steps else "f", width=2, depth=3) == Plan()
