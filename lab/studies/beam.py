@@ -16,6 +16,7 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -147,7 +148,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--model", type=Path, default=Path("loopwm/pretrained"), help="checkpoint folder (default: %(default)s)")
     add("--before", type=positive, nargs="+", default=[1, 2, 3], help="actions before the win (default: 1 2 3)")
     add("--width", type=positive, default=8, help="plans continued at each depth (default: %(default)s)")
-    add("--limit", type=positive, help="the first so many episodes (default: all)")
+    add("--limit", type=positive, help="a sample of so many episodes (default: all)")
+    add("--seed", type=int, default=0, help="seed of the sample (default: 0)")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -156,7 +158,9 @@ def run(args: argparse.Namespace) -> None:
     episodes = [one for one in recorded_episodes(args.episodes) if one.env == "alfworld" and one.steps[-1].done]
     if not episodes:
         raise InputError("--episodes: must hold episodes of ALFWorld that end in a win")
-    spec = {"before": args.before, "width": args.width, "limit": args.limit, **predictor.identity}
+    Random(args.seed).shuffle(episodes)
+    settings = {name: vars(args)[name] for name in ("before", "width", "limit", "seed")}
+    spec = {**settings, **predictor.identity, "episodes": [path.name for path in args.episodes]}
     planners: dict[str, Planner] = {
         "rules": by_rules,
         "greedy": partial(searched, worlds, 1),
