@@ -88,12 +88,10 @@ def accuracy(decisions: Sequence[Decision], criterion: str) -> Accuracy | None:
     worth = CRITERIA[criterion]
     scores, games = [], []
     for decision in decisions:
-        (a, b), (imagined_a, imagined_b) = (
-            map(worth, outcomes) for outcomes in (decision.simulated, decision.imagined)
-        )
+        a, b = map(worth, decision.simulated)
         if a != b:
-            alike = imagined_a == imagined_b
-            scores.append(0.5 if alike else float((imagined_a > imagined_b) == (a > b)))
+            imagined_a, imagined_b = map(worth, decision.imagined)
+            scores.append(0.5 if imagined_a == imagined_b else float((imagined_a > imagined_b) == (a > b)))
             games.append(decision.game)
     if not scores:
         return None

@@ -102,6 +102,10 @@ def test_a_moved_thing_is_shown_in_the_next_list_and_only_once() -> None:
     assert (step, kind) == (1, "move")
     assert thing not in first
     stop(worlds)
+    worlds._rows[0].moving = ["mug 1"]
+    assert shown(worlds, "take mug 1 from desk 1") == "Nothing happens."
+    worlds._rows[0].moving = [thing]
+    scripted.told.pop()
     second = shown(worlds, "go to shelf 1")
     assert second == f"You arrive at shelf 1. On the shelf 1, you see a {thing}, and a vase 3."
     assert [context.history[-1].observation for _, context in scripted.told] == [first, second]
