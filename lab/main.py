@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "goal-pairs": ("lab.studies.goal_pairs", "measure whether a model's rewards depend on the goal"),
     "losses": ("lab.studies.losses", "measure how well a model foresees the steps that lose an episode"),
     "trust-outside": ("lab.studies.trust_outside", "measure trust where action, history, text or memory are foreign"),
+    "anchoring": ("lab.studies.anchoring", "compare looks by trust with looks every few steps"),
     "interpolate": ("lab.interpolate", "interpolate the weights of two checkpoints"),
     "fit-gate": ("lab.studies.fit_gate", "fit the exit gate of a finished model"),
     "fit-acceptance": ("lab.studies.fit_acceptance", "fit the acceptance head of a finished model"),

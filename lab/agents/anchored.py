@@ -21,18 +21,19 @@ class Real(Protocol):
 
 
 class AnchoredWorlds:
-    """Rows that step their real environments every `every` steps, and when one is imagined to end or is full.
+    """Rows that step their real environments every `every` steps, and when one is imagined to end, is full or doubtful.
 
-    The real environments then take the actions since the last such step, and each world observes the results. `real` is
-    True if the last step was one: its results are real, and a continuation of 0 is the end, which stays.
+    Doubtful is what is trusted less than `least_trust`; a text that was cut has no trust. The real environments then
+    take the actions since the last such step, and each world observes the results. `real` is True if the last step was
+    one: its results are real, and a continuation of 0 is the end, which stays.
     """
 
-    def __init__(self, worlds: Worlds, reals: Sequence[Real], every: int) -> None:
+    def __init__(self, worlds: Worlds, reals: Sequence[Real], every: int, least_trust: float = 0.0) -> None:
         """Pair worlds with real environments, one a row, at the state where the row begins. Raises ValueError."""
         if every < 1:
             raise ValueError(f"every: must be above 0, got {every}")
         self.real = True
-        self._worlds, self._reals, self._every = worlds, reals, every
+        self._worlds, self._reals, self._every, self._least_trust = worlds, reals, every, least_trust
         self._taken: list[Sequence[str]] = []
         self._over: dict[int, Imagined] = {}
 
@@ -50,8 +51,8 @@ class AnchoredWorlds:
     def step(self, actions: Sequence[str], decode: bool = True) -> list[Imagined]:
         imagined = self._worlds.step(actions, decode)
         self._taken.append(actions)
-        ends = any(_ends(one) for row, one in enumerate(imagined) if row not in self._over)
-        self.real = len(self._taken) == self._every or ends
+        due = any(self._is_due(one) for row, one in enumerate(imagined) if row not in self._over)
+        self.real = len(self._taken) == self._every or due
         results = self._look() if self.real else imagined
         return [self._over.get(row, one) for row, one in enumerate(results)]
 
@@ -66,6 +67,9 @@ class AnchoredWorlds:
 
     def close(self) -> None:
         self._worlds.close()
+
+    def _is_due(self, imagined: Imagined) -> bool:
+        return imagined.finish == "full" or imagined.ends or (imagined.trust or 0.0) < self._least_trust
 
     def _look(self) -> list[Imagined]:
         """Take the actions since the last look in the real environments; return the results."""
@@ -84,10 +88,6 @@ class AnchoredWorlds:
         if over:
             self._over[row] = result
         return result
-
-
-def _ends(imagined: Imagined) -> bool:
-    return imagined.finish == "full" or (imagined.continuation is not None and imagined.continuation < 0.5)
 
 
 ADMISSIBLE = ("admissible", "admissible_commands", "valid")
@@ -141,10 +141,20 @@ class AnchoredTextEnv(ImaginedTextEnv):
         every: int = 5,
         max_steps: int = 50,
         render_mode: str | None = None,
+        least_trust: float = 0.0,
     ) -> None:
-        """Anchor worlds to a real environment. every: steps between real results; with 1 every result is real."""
+        """Anchor worlds to a real environment.
+
+        Args:
+            worlds: to anchor.
+            real: the environment, or its Gymnasium id.
+            every: steps between real results; with 1 every result is real.
+            max_steps: of an episode.
+            render_mode: of Gymnasium.
+            least_trust: trust below which a step is looked at, too.
+        """
         self._real = RealEnv(real)
-        self._anchored = AnchoredWorlds(worlds, [self._real], every)
+        self._anchored = AnchoredWorlds(worlds, [self._real], every, least_trust)
         super().__init__(self._anchored, self._real, max_steps, render_mode)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:

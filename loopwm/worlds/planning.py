@@ -2,7 +2,8 @@
 
 `order_actions` changes an agent's own order only for refusals that the model trusts and for losses, and drops nothing:
 an agent that is asked too often by an unsure model loses more than it gains. `best_plan` and `beam_search` weigh points
-by how surely a plan gets there, and keep the agent's choice where none are expected. `chances` finds things.
+by how surely a plan gets there (whether actions are carried out matters more than whether every text is right: what
+a closed drawer holds cannot be known), and keep the agent's choice where none are expected. `chances` finds things.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ def order_actions(worlds: Worlds, actions: Sequence[str], bound: float = 0.93) -
 class Plan(NamedTuple):
     """Imagined steps of a plan.
 
-    points: expected, each reward weighed by the chance of the steps up to it. chance: that all observations are right,
-    the product of their trusts. over: nothing can follow.
+    points: expected, each reward weighed by the chance of the steps up to it. chance: that all actions are carried out,
+    or, without acceptance heads, that all observations are right. over: nothing can follow.
     """
 
     steps: tuple[Transition, ...] = ()
@@ -69,8 +70,9 @@ class Plan(NamedTuple):
     over: bool = False
 
     def after(self, action: str, imagined: Imagined) -> Plan:
-        """Return the plan with one more step; one whose text was cut has no trust, and chance 0."""
-        chance = self.chance * (imagined.trust or 0.0)
+        """Return the plan with one more step; without acceptance, a text that was cut has no trust, and chance 0."""
+        sure = imagined.trust if imagined.acceptance is None else imagined.acceptance
+        chance = self.chance * (sure or 0.0)
         over = imagined.ends or imagined.finish == "full" or not imagined.accepted
         steps = (*self.steps, Transition(action, imagined.observation))
         return Plan(steps, self.points + chance * (imagined.reward or 0.0), chance, over)

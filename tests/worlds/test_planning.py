@@ -174,6 +174,7 @@ def test_a_text_that_was_cut_and_missing_predictions_bring_nothing() -> None:
     assert Plan().after("a", Imagined("", finish="full")).over
     assert Plan().after("a", Imagined(DONE, trust=0.5)) == Plan((Transition("a", DONE),), 0, 0.5)
     assert Plan().after("a", Imagined(DONE, 100.0, 0.1, trust=0.5)).over
+    assert Plan().after("a", Imagined(DONE, 10.0, trust=0.1, acceptance=0.8)).points == 8
 
 
 def proposed(steps: Sequence[Transition]) -> Sequence[str]:
