@@ -1,12 +1,13 @@
 """Look-ahead: an agent that imagines candidate plans before it acts, against itself without a model.
 
 The agent retrieves places of train episodes that resemble its own (BM25) and the actions after them. Each different
-action starts a candidate plan: the next K actions of the train episode. Five arms choose among the same candidates:
+action starts a candidate plan: the next K actions of the train episode. Six arms choose among the same candidates:
 
     retrieval     the plan of the most similar place; no model
     random        any of the plans; no model
     ordered       the most similar place whose first action is not imagined to be refused or to lose points
                   (`loopwm.worlds.planning`)
+    expected-K    the plan with the most imagined points in K actions, `ordered` where none is expected
     look-ahead-1  imagines the first action of every plan
     look-ahead-K  imagines all K actions of every plan
 
@@ -47,13 +48,17 @@ from loopwm.records.errors import InputError
 from loopwm.records.files import write_atomic, write_json
 from loopwm.records.provenance import provenance
 from loopwm.records.template import Context, Transition
+from loopwm.worlds import planning
 from loopwm.worlds.local import LocalWorlds
-from loopwm.worlds.planning import order_actions
 
 Plans = Sequence[Recalled]
 
 MOST_DECODED = 32
 """Tokens of an imagined observation: refusals are shorter, and a text that is cut counts as none."""
+
+
+LEAST_POINTS = 1.0
+"""Points that a plan has to be expected to bring before it is preferred: ScienceWorld pays whole ones."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +132,24 @@ class Ordered(Imagining):
         work.advances += 1
         work.imagined_steps += len(plans)
         work.plans += len(plans)
-        return order_actions(self._worlds, [plan.after[0].action for plan in plans])[0]
+        return planning.order_actions(self._worlds, [plan.after[0].action for plan in plans])[0]
+
+
+class Expected(Imagining):
+    """Chooser of the plan whose first `horizon` actions are imagined to bring the most points."""
+
+    def __init__(self, worlds: LocalWorlds, horizon: int) -> None:
+        super().__init__(worlds)
+        self._horizon = horizon
+
+    def choose(self, context: Context, plans: Plans, work: Work) -> int:
+        self._see(context)
+        ahead = [[step.action for step in plan.after[: self._horizon]] for plan in plans]
+        work.advances += max(map(len, ahead))
+        work.imagined_steps += sum(map(len, ahead))
+        work.plans += len(ahead)
+        best = planning.best_plan(self._worlds, ahead, LEAST_POINTS)
+        return planning.order_actions(self._worlds, [actions[0] for actions in ahead])[0] if best is None else best
 
 
 class LookAhead(Imagining):
@@ -224,6 +246,7 @@ def make_arms(make_worlds: Callable[[], LocalWorlds], settings: PlanSettings) ->
         "retrieval": lambda game: MostSimilar(),
         "random": lambda game: AnyPlan(f"{settings.seed}/{game.name}"),
         "ordered": lambda game: Ordered(make_worlds()),
+        f"expected-{settings.horizon}": lambda game: Expected(make_worlds(), settings.horizon),
         "look-ahead-1": lambda game: look_ahead(1),
         f"look-ahead-{settings.horizon}": lambda game: look_ahead(settings.horizon),
     }

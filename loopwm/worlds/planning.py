@@ -93,6 +93,8 @@ def best_plan(worlds: RowWorlds, plans: Sequence[Sequence[str]], least: float = 
     try:
         for k in range(max(map(len, plans), default=0)):
             rows = [row for row, plan in enumerate(plans) if k < len(plan) and not imagined[row].over]
+            if not rows:
+                break
             actions = [plans[row][k] for row in rows]
             for row, action, step in zip(rows, actions, forks.step(actions, rows=rows), strict=True):
                 imagined[row] = imagined[row].after(action, step)

@@ -131,6 +131,7 @@ class Tree:
         return Tree(self.answers, [self.paths[row] for row in rows], self.root)
 
     def step(self, actions: Sequence[str], decode: bool = True, rows: Sequence[int] | None = None) -> list[Imagined]:
+        assert actions
         places = range(len(self.paths)) if rows is None else rows
         for row, action in zip(places, actions, strict=True):
             self.paths[row] += action

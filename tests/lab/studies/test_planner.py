@@ -21,6 +21,7 @@ from lab.agents.real_world import Game, RealWorld
 from lab.studies import teacher_forcing
 from lab.studies.planner import (
     AnyPlan,
+    Expected,
     LookAhead,
     MostSimilar,
     PlanningAgent,
@@ -37,6 +38,7 @@ from loopwm.records.episodes import write_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.template import Context, Transition
 from loopwm.text.world import World, WorldModel
+from loopwm.worlds import planning
 from loopwm.worlds.local import LocalWorlds
 from tests.lab.agents.corridor import Corridor, gold_episode
 
@@ -65,9 +67,9 @@ def model(checkpoint: Path) -> WorldModel:
 def test_without_look_ahead_it_is_the_retrieval_agent(agent: RetrievalAgent, world: RealWorld) -> None:
     for room in (3, 4, 5):
         game = Game("ring", room)
-        planning = PlanningAgent(agent, MostSimilar(), candidates=3)
-        assert play_real(planning, world, game, 12) == play_real(agent, world, game, 12)
-        assert planning.work.decisions > planning.work.overruled == 0
+        planner = PlanningAgent(agent, MostSimilar(), candidates=3)
+        assert play_real(planner, world, game, 12) == play_real(agent, world, game, 12)
+        assert planner.work.decisions > planner.work.overruled == 0
 
 
 def test_agreement_of_no_weight_changes_nothing(agent: RetrievalAgent, world: RealWorld, model: WorldModel) -> None:
@@ -150,14 +152,37 @@ def test_a_plan_is_the_best_by_similarity_and_weighted_agreement() -> None:
     assert best_plan([0.0, 0.0], [0.5, 0.5], weight=0.5) == 0
 
 
+def test_the_plan_that_is_expected_to_pay_is_chosen_and_the_most_similar_place_where_none_is(
+    agent: RetrievalAgent, model: WorldModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans, shown = candidate_plans(agent, FAR, 3), []
+
+    def pays(worlds: LocalWorlds, actions: Sequence[Sequence[str]], least: float) -> int | None:
+        shown.append(actions)
+        return best
+
+    monkeypatch.setattr(planning, "best_plan", pays)
+    monkeypatch.setattr(planning, "order_actions", lambda worlds, actions: [len(actions) - 1])
+    work = Work()
+    for best in (0, None):
+        chosen = Expected(LocalWorlds(model, 2), horizon=2).choose(FAR, plans, work)
+        assert chosen == (len(plans) - 1 if best is None else best)
+    assert shown[0] == [[step.action for step in plan.after[:2]] for plan in plans]
+    assert (work.plans, work.imagined_steps) == (2 * len(plans), 2 * sum(map(len, shown[0])))
+
+
 def test_arms_are_compared_over_the_same_games_and_a_kill_loses_one(
     agent: RetrievalAgent, world: RealWorld, model: WorldModel, tmp_path: Path
 ) -> None:
     arms = make_arms(lambda: LocalWorlds(model, 2), SETTINGS)
     results = measure(agent, arms, world, SETTINGS, {"model_sha256": "m"}, tmp_path)
     assert results["n"] == 3
-    assert list(results["arms"]) == ["retrieval", "random", "ordered", "look-ahead-1", "look-ahead-3"]
-    assert [d["b"] for d in results["differences"]] == ["retrieval", "random", "ordered", "look-ahead-1"]
+    assert list(results["arms"]) == [
+        "retrieval", "random", "ordered", "expected-3", "look-ahead-1", "look-ahead-3",
+    ]  # fmt: skip
+    assert [d["b"] for d in results["differences"]] == [
+        "retrieval", "random", "ordered", "expected-3", "look-ahead-1",
+    ]  # fmt: skip
     for difference in results["differences"]:
         a, b = (results["arms"][difference[arm]]["score"]["mean"] for arm in "ab")
         assert difference["score"]["mean"] == pytest.approx(a - b)
