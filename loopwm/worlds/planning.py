@@ -9,10 +9,11 @@ a closed drawer holds cannot be known), and keep the agent's choice where none a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, NamedTuple
 
 from loopwm.records.refusals import is_refused
-from loopwm.records.template import Transition
+from loopwm.records.template import FormatError, Transition
 from loopwm.worlds.protocol import Imagined, RowWorlds, Worlds
 
 if TYPE_CHECKING:  # it imports torch, which planning over HTTP does without
@@ -70,7 +71,12 @@ class Plan(NamedTuple):
     over: bool = False
 
     def after(self, action: str, imagined: Imagined) -> Plan:
-        """Return the plan with one more step; without acceptance, a text that was cut has no trust, and chance 0."""
+        """Return the plan with one more step; without acceptance, a text that was cut has no trust, and chance 0.
+
+        Raises FormatError for worlds that predict no rewards.
+        """
+        if imagined.reward is None and imagined.finish != "full":
+            raise FormatError("worlds", "must predict rewards, which needs a checkpoint with prediction heads")
         sure = imagined.trust if imagined.acceptance is None else imagined.acceptance
         chance = self.chance * (sure or 0.0)
         over = imagined.ends or imagined.finish == "full" or not imagined.accepted
@@ -118,21 +124,20 @@ def beam_search(
         width: plans that are continued at each depth, those with the most points and, among equals, the surest.
         depth: most actions of a plan.
     """
-    best, beam, rows = Plan(), [Plan()], worlds.fork([0])
-    for _ in range(depth):
-        tries = [(row, action) for row, plan in enumerate(beam) for action in propose(plan.steps)]
-        if not tries:
-            break
-        grown = rows.fork([row for row, _ in tries])
-        rows.close()
-        steps = grown.step([action for _, action in tries])
-        plans = [beam[row].after(action, step) for (row, action), step in zip(tries, steps, strict=True)]
-        best = max(best, *plans, key=lambda plan: plan.points)
-        alive = [place for place, plan in enumerate(plans) if not plan.over]
-        kept = sorted(alive, key=lambda place: (-plans[place].points, -plans[place].chance))[:width]
-        beam, rows = [plans[place] for place in kept], grown.fork(kept)
-        grown.close()
-    rows.close()
+    best, beam = Plan(), [Plan()]
+    with ExitStack() as opened:
+        rows = opened.enter_context(closing(worlds.fork([0])))
+        for _ in range(depth):
+            tries = [(row, action) for row, plan in enumerate(beam) for action in propose(plan.steps)]
+            if not tries:
+                break
+            grown = opened.enter_context(closing(rows.fork([row for row, _ in tries])))
+            steps = grown.step([action for _, action in tries])
+            plans = [beam[row].after(action, step) for (row, action), step in zip(tries, steps, strict=True)]
+            best = max(best, *plans, key=lambda plan: plan.points)
+            alive = [place for place, plan in enumerate(plans) if not plan.over]
+            kept = sorted(alive, key=lambda place: (-plans[place].points, -plans[place].chance))[:width]
+            beam, rows = [plans[place] for place in kept], opened.enter_context(closing(grown.fork(kept)))
     return best
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from loopwm.records.files import PACKAGED
-from loopwm.records.template import Context, Transition
+from loopwm.records.template import Context, FormatError, Transition
 from loopwm.text.world import WorldModel
 from loopwm.worlds.local import LocalWorlds
 from loopwm.worlds.planning import Plan, beam_search, best_plan, chances, imagine, order_actions, refusal_risk
@@ -169,13 +169,21 @@ def test_plans_of_unequal_lengths_are_imagined_to_their_ends() -> None:
     assert best_plan(Tree(answers), ["w", "xyz"]) == 1
 
 
-def test_a_text_that_was_cut_and_missing_predictions_bring_nothing() -> None:
+def test_a_text_that_was_cut_brings_nothing() -> None:
     plan = Plan().after("a", Imagined(DONE, 10.0, finish="length"))
     assert (plan.points, plan.chance, plan.over) == (0, 0, False)
     assert Plan().after("a", Imagined("", finish="full")).over
-    assert Plan().after("a", Imagined(DONE, trust=0.5)) == Plan((Transition("a", DONE),), 0, 0.5)
+    assert Plan().after("a", Imagined(DONE, 0.0, trust=0.5)) == Plan((Transition("a", DONE),), 0, 0.5)
     assert Plan().after("a", Imagined(DONE, 100.0, 0.1, trust=0.5)).over
     assert Plan().after("a", Imagined(DONE, 10.0, trust=0.1, acceptance=0.8)).points == 8
+
+
+def test_worlds_without_rewards_are_refused() -> None:
+    silent = Tree({"a": Imagined(DONE, trust=0.9)})
+    for plan in (lambda: best_plan(silent, ["a"]), lambda: beam_search(silent, lambda steps: "a")):
+        with pytest.raises(FormatError, match="worlds: must predict rewards"):
+            plan()
+    assert silent.open == 0
 
 
 def proposed(steps: Sequence[Transition]) -> Sequence[str]:
