@@ -61,7 +61,7 @@ def order_actions(worlds: Worlds, actions: Sequence[str], bound: float = 0.93) -
 class Plan(NamedTuple):
     """Imagined steps of a plan.
 
-    points: expected, each reward weighed by the chance of the steps up to it. chance: that all actions are carried out,
+    points: expected, each reward weighed by the chance of the steps up to it; what is refused pays nothing. chance: that all actions are carried out,
     or, without acceptance heads, that all observations are right. over: nothing can follow.
     """
 
@@ -80,8 +80,9 @@ class Plan(NamedTuple):
         sure = imagined.trust if imagined.acceptance is None else imagined.acceptance
         chance = self.chance * (sure or 0.0)
         over = imagined.ends or imagined.finish == "full" or not imagined.accepted
+        paid = imagined.reward if imagined.reward is not None and imagined.accepted else 0.0
         steps = (*self.steps, Transition(action, imagined.observation))
-        return Plan(steps, self.points + chance * (imagined.reward or 0.0), chance, over)
+        return Plan(steps, self.points + chance * paid, chance, over)
 
 
 def best_plan(worlds: RowWorlds, plans: Sequence[Sequence[str]], least: float = 0.0) -> int | None:

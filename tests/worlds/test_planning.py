@@ -176,6 +176,8 @@ def test_a_text_that_was_cut_brings_nothing() -> None:
     assert Plan().after("a", Imagined(DONE, 0.0, trust=0.5)) == Plan((Transition("a", DONE),), 0, 0.5)
     assert Plan().after("a", Imagined(DONE, 100.0, 0.1, trust=0.5)).over
     assert Plan().after("a", Imagined(DONE, 10.0, trust=0.1, acceptance=0.8)).points == 8
+    assert Plan().after("a", Imagined(DONE, 50.0, trust=0.9, acceptance=0.4)).points == 0
+    assert Plan().after("a", Imagined(REFUSED, 50.0, trust=0.9, acceptance=0.9)).points == 0
 
 
 def test_worlds_without_rewards_are_refused() -> None:
