@@ -61,8 +61,9 @@ def order_actions(worlds: Worlds, actions: Sequence[str], bound: float = 0.93) -
 class Plan(NamedTuple):
     """Imagined steps of a plan.
 
-    points: expected, each reward weighed by the chance of the steps up to it; what is refused pays nothing. chance: that all actions are carried out,
-    or, without acceptance heads, that all observations are right. over: nothing can follow.
+    points: expected, each reward weighed by the chance of the steps up to it; what is refused pays nothing. chance:
+    that all actions are carried out, or, without acceptance heads, that all observations are right. over: nothing can
+    follow.
     """
 
     steps: tuple[Transition, ...] = ()
