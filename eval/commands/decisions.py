@@ -2,7 +2,8 @@
 
 The plans of a pair start at the same place and differ in one action. A plan is worth its points, the sum of its
 rewards, and loses by each action that is refused. Only pairs whose plans differ in the simulator count. A model is
-right if it orders their imagined outcomes alike, and half right if it imagines the same worth for both.
+right if it orders their imagined outcomes alike, and half right if it imagines the same worth for both; an action that
+it imagines refused pays nothing.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ def _simulated(window: Window) -> Outcome:
 
 def _imagined(window: Window, records: Mapping[Key, Record]) -> Outcome:
     steps = [records[window["id"], k] for k in range(1, len(window["actions"]) + 1)]
-    return Outcome(sum(s.get("reward", 0.0) for s in steps), sum(is_refused(s["prediction"]) for s in steps))
+    carried_out = [step for step in steps if not is_refused(step["prediction"])]
+    return Outcome(sum(step.get("reward", 0.0) for step in carried_out), len(steps) - len(carried_out))
 
 
 def accuracy(decisions: Sequence[Decision], criterion: str) -> Accuracy | None:

@@ -84,7 +84,7 @@ def test_command_prints_a_line_for_each_criterion(tmp_path: Path, capsys: pytest
         tmp_path,
         {
             "one/fact": [(DONE, 0), (DONE, 90)],
-            "one/counterfact": [(DONE, 0), (DONE, 80)],
+            "one/counterfact": [(DONE, 80), (REFUSED, 99)],
             "two/fact": [(DONE, 0), (DONE, 0)],
             "two/counterfact": [(DONE, 0), (REFUSED, 0)],
         },
@@ -94,7 +94,7 @@ def test_command_prints_a_line_for_each_criterion(tmp_path: Path, capsys: pytest
     rows = [[cell.strip(" |") for cell in line.split(" | ")] for line in capsys.readouterr().out.splitlines()[2:]]
     assert [[row[1], row[2], row[3], row[5]] for row in rows] == [
         ["points", "1", "100.0", "0.0"],
-        ["refusals", "2", "25.0", "50.0"],
+        ["refusals", "2", "50.0", "0.0"],
         ["points, then refusals", "2", "50.0", "0.0"],
     ]
 
