@@ -282,10 +282,10 @@ def trust(*runs: Run, horizons: tuple[int, ...] | None = None) -> Calibration:
 def decided(run: Run, criterion: str = "points, then refusals") -> Accuracy:
     """Return how often a run prefers the better plan of its suite's pairs. Raises MissingError if not stored."""
     run._check_weights()
-    found = accuracy(run.store.decisions(run.name), criterion)
-    if found is None:
+    result = accuracy(run.store.decisions(run.name), criterion)
+    if result is None:
         raise MissingError(f"{run.name}: no pairs differ in {criterion}")
-    return found
+    return result
 
 
 def mean_of(*differences: Difference) -> Difference:

@@ -1,4 +1,4 @@
-"""When to look at the real environment: every few steps, or where the model does not trust what it imagines.
+"""Compare looks at the real environment every few steps with looks where the model does not trust what it imagines.
 
 Recorded episodes are imagined by their own actions. A look replaces what was imagined since the look before by what was
 recorded (`lab/agents/anchored.py`). An agent is misled at a step that it does not look at and that is not exactly
@@ -31,7 +31,7 @@ from loopwm.worlds.local import LocalWorlds
 
 EXAMPLE = "python -m lab anchoring --episodes data/episodes/alfworld-dev-noisy --limit 40 --out runs/anchoring.json"
 NEVER = 10**6
-FIXED, TRUSTED = (2, 3, 5, 10), (0.01, 0.03, 0.1, 0.2, 0.4, 0.6, 0.9)
+FIXED, TRUSTED = (2, 3, 5, 10), (1e-6, 1e-4, 1e-3, 0.01, 0.1, 0.3, 0.6, 0.9)
 
 
 @dataclass(frozen=True)

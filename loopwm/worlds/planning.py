@@ -138,8 +138,8 @@ def beam_search(
             plans = [beam[row].after(action, step) for (row, action), step in zip(tries, steps, strict=True)]
             best = max(best, *plans, key=lambda plan: plan.points)
             alive = [place for place, plan in enumerate(plans) if not plan.over]
-            kept = sorted(alive, key=lambda place: (-plans[place].points, -plans[place].chance))[:width]
-            beam, rows = [plans[place] for place in kept], opened.enter_context(closing(grown.fork(kept)))
+            best_places = sorted(alive, key=lambda place: (-plans[place].points, -plans[place].chance))[:width]
+            beam, rows = [plans[place] for place in best_places], opened.enter_context(closing(grown.fork(best_places)))
     return best
 
 
