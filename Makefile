@@ -39,6 +39,7 @@ CONFORMANCE_VENV := .venv-conformance
 HARNESS_VENV := .venv-harness
 DOCS_VENV := .venv-docs
 TEST_PROCESSES ?= 2
+PLUGIN := ./examples/textworld_environment
 EXTRAS := data,train,eval,mcp,envs,pixel,crafter,minatar,dask,dev
 
 .PHONY: data train-reference probe serve test test-times test-lab lint docs test-vllm test-games test-openenv test-browser conformance mutants figures test-extras
@@ -75,7 +76,7 @@ $(EXTRAS_VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(EXTRAS_VENV)/bin/python || $(PYTHON) -m venv $(EXTRAS_VENV)
 	grep -v '^pandas==' constraints.txt > $(EXTRAS_VENV)/constraints.txt
 	PATH=$(abspath $(EXTRAS_VENV)/bin):$$PATH $(EXTRAS_VENV)/bin/python -m pip install -c $(EXTRAS_VENV)/constraints.txt \
-	  -e '.[$(EXTRAS),atari,minigrid,rliable,textworld,alfworld]'
+	  -e '.[$(EXTRAS),atari,minigrid,rliable,alfworld]' $(PLUGIN)
 	touch $@
 
 mutants: $(VENV)/.installed
@@ -122,7 +123,7 @@ test-games: $(VENV)/.games
 
 # The compilation asks for a command named `python`.
 $(VENV)/.games: $(VENV)/.installed
-	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m pip install -c constraints.txt -e '.[textworld,alfworld]'
+	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m pip install -c constraints.txt -e '.[alfworld]' $(PLUGIN)
 	touch $@
 
 # Clients of others against the served checkpoint, and requests made up from the API's description.

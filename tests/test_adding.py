@@ -23,6 +23,7 @@ from loopwm.core.exit_rules import RULES, format_rule, make_rule, numbers_of
 from serve.http import bodies
 
 ROOT = Path(__file__).parents[1]
+PLUGIN = ROOT / "examples/textworld_environment"
 
 ENVIRONMENT = """
 from data_prep.environments.base import Declared
@@ -124,10 +125,14 @@ def doors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_entry_points_of_environments_are_found(monkeypatch):
-    point = EntryPoint("shop", "data_prep.environments.textworld:TextWorld", "loopwm.environments")
-    points = {"loopwm.environments": [point]}
-    monkeypatch.setattr(data_prep.environments, "entry_points", lambda group: points.get(group, []))
-    assert registered_environments() == {"shop": ENVIRONMENTS["textworld"]}
+    groups = tomllib.loads((PLUGIN / "pyproject.toml").read_text())["project"]["entry-points"]
+    points = [EntryPoint(name, value, group) for group, lines in groups.items() for name, value in lines.items()]
+    monkeypatch.syspath_prepend(PLUGIN)
+    monkeypatch.setattr(
+        data_prep.environments, "entry_points", lambda group: [point for point in points if point.group == group]
+    )
+    ((name, environment),) = registered_environments().items()
+    assert (name, environment.name, environment.families["quest"][0]) == ("textworld", "textworld", "quest-small")
 
 
 def test_an_environment_is_one_file(doors: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,9 +153,9 @@ def test_an_environment_is_one_file(doors: Path, tmp_path: Path, capsys: pytest.
 
 
 def test_the_environments_of_the_project_are_found_and_their_extras_install_what_they_import() -> None:
-    assert set(ENVIRONMENTS) >= {"alfworld", "scienceworld", "textworld"}
+    assert set(ENVIRONMENTS) >= {"alfworld", "scienceworld"}
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    for name in ("alfworld", "scienceworld", "textworld"):
+    for name in ("alfworld", "scienceworld"):
         assert any(line.startswith(declared(name).packages[0]) for line in extras[declared(name).extra])
     assert declared("nowhere").names is None
 

@@ -1,6 +1,7 @@
-"""Plain TextWorld: quests in houses that the package generates from a number, as its `tw-make` does.
+"""Environment of plain TextWorld: quests in houses that the package generates from a number, as its `tw-make` does.
 
-A variation is the number; splits are ranges of numbers. A game is compiled when it is first played.
+A variation is the number; splits are ranges of numbers. A game is compiled when it is first played. `pyproject.toml`
+registers the class, so that `python -m data_prep collect textworld` finds it once this package is installed.
 """
 
 from __future__ import annotations
@@ -33,12 +34,11 @@ class TextWorld(Declared):
     idles: tuple[str, ...] = ("wait",)
     families: Mapping[str, tuple[str, ...]] = {"quest": ("quest-small", "quest-medium", "quest-large")}
     solver = "gold"
-    extra = "textworld"
     packages = ("textworld",)
 
     def __init__(self) -> None:
         if find_spec("textworld") is None:
-            raise InputError("textworld: the package is not installed; pip install 'loopwm[textworld]'")
+            raise InputError("textworld: the package is not installed; pip install textworld==1.7.0")
         self._folder = TemporaryDirectory()  # removed with the last reference
         self._env: Any = None
         self._state: Any = None
@@ -106,6 +106,3 @@ class TextWorld(Declared):
         state = self._state
         score = round(100 * state.score / state.max_score)
         return Step(action, observation, score, state.won or state.lost, state.description, state.inventory)
-
-
-ENVIRONMENT = TextWorld
