@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,11 +24,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the shards")
     parser.add_argument("--tokenizer", type=Path, help="tokenizer.json; None: the shipped checkpoint's")
     parser.add_argument("--workers", type=int, default=1, help="processes")
-    parser.add_argument(
-        "--skip-contradictions",
-        action="store_true",
-        help="leave out episodes whose start contradicts another of their variation",
-    )
     parser.add_argument("--shard-tokens", type=int, default=8_000_000, help="approximate tokens of a shard")
 
 
@@ -39,10 +33,12 @@ def run(args: argparse.Namespace) -> None:
     convert(args, keep, {})
 
 
-def convert(args: argparse.Namespace, rewrite: Rewrite, renaming: Mapping[str, float]) -> Counter[str]:
+def convert(
+    args: argparse.Namespace, rewrite: Rewrite, renaming: Mapping[str, float], skipped: list[str] | None = None
+) -> Counter[str]:
     """Write or check shards, print totals, and return how often `rewrite` had each outcome.
 
-    renaming: what the index records of the rewrite.
+    renaming: what the index records of the rewrite. skipped: as in `data_prep.tokenize.consistent_episodes`.
     """
     from data_prep.tokenize import TOKENIZER_FILE, tokenize_files
     from loopwm.records.shards import check_shards, write_shards
@@ -59,11 +55,8 @@ def convert(args: argparse.Namespace, rewrite: Rewrite, renaming: Mapping[str, f
     else:
         files = line_files(args.episodes)
         sources = [{"name": path.name, "sha256": sha256(path.read_bytes())} for path in files]
-        skipped: list[str] | None = [] if args.skip_contradictions else None
         encoded = tokenize_files(files, tokenizer, args.workers, rewrite, outcomes, skipped)
         index = write_shards(args.out, encoded, args.shard_tokens, tokenizer_hash, sources, renaming)
-        for line in skipped or ():
-            print(f"skipped: {line}", file=sys.stderr)
     totals = ", ".join(f"{index[name]:,} {name}" for name in ("episodes", "steps", "spans", "tokens"))
     print(f"{args.out}: {len(index['shards'])} shards, {totals}")
     return outcomes

@@ -6,6 +6,7 @@ The seed and the episode alone decide which episodes and names. A renamed episod
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import Counter
 from dataclasses import asdict, dataclass
 from random import Random
@@ -59,12 +60,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rename", type=float, default=0.0, metavar="SHARE", help="share of episodes whose things are renamed"
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the renaming")
+    parser.add_argument(
+        "--skip-contradictions",
+        action="store_true",
+        help="leave out episodes whose start contradicts another of their variation",
+    )
 
 
 def run(args: argparse.Namespace) -> None:
     if not 0 <= args.rename <= 1:
         raise InputError("--rename: must be 0 to 1")
     plan = RenamingPlan(args.rename, args.seed)
-    outcomes = tokenize_command.convert(args, plan.carry_out, asdict(plan))
+    skipped: list[str] | None = [] if args.skip_contradictions else None
+    outcomes = tokenize_command.convert(args, plan.carry_out, asdict(plan), skipped)
+    for line in skipped or ():
+        print(f"skipped: {line}", file=sys.stderr)
     if args.rename and not args.check:
         print(describe_renamings(outcomes))

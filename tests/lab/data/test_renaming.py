@@ -28,6 +28,9 @@ from lab.data.renaming import (
 from lab.data.tokenize_renamed import NOT_DRAWN, RENAMED, RenamingPlan, describe_renamings
 from lab.main import main
 from loopwm.records.episodes import Episode, Step, read_episodes, write_episodes
+from loopwm.records.shards import check_shards
+from loopwm.text.model.tokenizer import tokenizer_hash
+from tests.fixtures.episodes import make_episode
 
 SCIENCEWORLD = load_kinds("scienceworld")
 SUITES = Path(__file__).parents[3] / "eval/suites"
@@ -243,3 +246,15 @@ def test_the_command_renames_by_seed_and_share(tmp_path: Path, capsys: pytest.Ca
 def test_names_are_matched_whole_and_longest_first_in_one_pass() -> None:
     renaming = Renaming({"dove": "wolf", "wolf": "dove", "dove egg": "wolf's den", "wolf's den": "dove egg"})
     assert renaming.substitute("dove egg, wolf, doves, dove-grey, dove") == "wolf's den, dove, doves, dove-grey, wolf"
+
+
+def test_contradicting_episodes_are_skipped_where_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = make_episode()
+    write_episodes(tmp_path / "e.jsonl", [good, replace(good, goal="another"), make_episode(policy="noisy-expert")])
+    arguments = ["tokenize-renamed", "--episodes", str(tmp_path / "e.jsonl"), "--out", str(tmp_path / "out")]
+    problem = "e.jsonl: line 2: goal: boil, variation 0, began otherwise in an earlier episode"
+    assert main(arguments) == 2
+    assert problem in capsys.readouterr().err
+    assert main([*arguments, "--skip-contradictions"]) == 0
+    assert f"skipped: {tmp_path}/{problem}" in capsys.readouterr().err
+    assert check_shards(tmp_path / "out", tokenizer_hash())["episodes"] == 2
