@@ -66,7 +66,7 @@ figures: $(VENV)/.installed
 # Packages that not everybody needs. A failing test prints in full, a skipped one a line with its reason.
 EXTRAS_TESTS := $(addprefix tests/data_prep/test_,pixels.py textworld.py alfworld.py alfworld_texts.py) \
   $(addprefix tests/lab/pixels/test_,memory_studies.py memory_choice.py oracle.py atari_scores.py) \
-  tests/lab/data/test_train_tokenizer.py tests/pixel/test_gym.py
+  $(addprefix tests/lab/data/test_,collect_choices.py train_tokenizer.py) tests/pixel/test_gym.py
 test-extras: $(EXTRAS_VENV)/.installed
 	OMP_NUM_THREADS=1 $(EXTRAS_VENV)/bin/python -m pytest -q -rs --no-fold-skipped $(EXTRAS_TESTS) $(PYTEST_ARGS)
 

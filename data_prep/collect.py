@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from data_prep.environments import ENVIRONMENTS, make_environment
 from data_prep.environments.base import Environment, SimulatorError
-from data_prep.environments.pixels.by_name import FRAME_ENVIRONMENTS, FRAME_POLICIES, is_frame_environment
+from data_prep.environments.pixels.by_name import FRAME_ENVIRONMENTS, is_frame_environment
 from data_prep.plan import Chunk, CollectionPlan, load_or_make_chunks, parse_shard
 from data_prep.policies import POLICIES, Play
 from data_prep.solutions import solve
@@ -225,8 +225,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"simulator: {', '.join(ENVIRONMENTS)}; of frames: {', '.join(FRAME_ENVIRONMENTS)} and others",
     )
     parser.add_argument("--split", required=True, help="split of the variations; for frames: train, dev or test")
-    collectors = dict.fromkeys((*POLICIES, *FRAME_POLICIES))
-    parser.add_argument("--policy", choices=collectors, help="policy; None: gold, for frames random")
+    parser.add_argument("--policy", choices=POLICIES, help="policy; None: gold, for frames random")
     parser.add_argument(
         "--episodes-per-task", type=int, help="most episodes a task; gold plays a variation once; not for frames"
     )

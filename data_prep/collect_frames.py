@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-from data_prep.environments.pixels.by_name import FRAME_POLICIES, make_frame_environment
+from data_prep.environments.pixels.by_name import make_frame_environment
 from loopwm.records.errors import InputError
 from loopwm.records.files import write_json
 from loopwm.records.frames import FrameEpisode, FrameSpace, count_steps, write_episode
@@ -51,8 +51,6 @@ class FramePlan:
             raise InputError(f"--seed: must be 0 to {RANGE - 1}, got {self.seed}")
         if self.policy not in POLICIES:
             raise InputError(f"--policy: must be one of {', '.join(POLICIES)} for frames, got {self.policy!r}")
-        if self.policy != "random" and not self.env.startswith("minigrid/"):
-            raise InputError(f"--policy: must be random for {self.env}, got {self.policy}, which is for minigrid")
 
     def episode_seed(self, index: int) -> int:
         return (SPLITS.index(self.split) * RANGE + self.seed) * RANGE + index
@@ -63,33 +61,8 @@ def at_random(actions: int, rng: np.random.Generator) -> Iterator[int]:
         yield int(rng.integers(actions))
 
 
-LEFT, RIGHT, FORWARD, STAY = 0, 1, 2, 6
-"""Actions of MiniGrid."""
-
-
-def choose(actions: int, rng: np.random.Generator) -> Iterator[int]:
-    """Look around and wait, one to three times, walk to the end of the corridor, turn left or right and go on.
-
-    The side is random: the object shown before, or the other. For MiniGrid's Memory mazes, which begin along the
-    corridor.
-    """
-    turned = 0
-    for _ in range(int(rng.integers(1, 4))):
-        turn, times = (LEFT, RIGHT)[int(rng.integers(2))], int(rng.integers(1, 5))
-        yield from [turn] * times
-        yield from [STAY] * int(rng.integers(17))
-        turned += times if turn == LEFT else -times
-    yield from [RIGHT] * (turned % 4)
-    yield from [FORWARD] * CORRIDOR
-    while True:
-        yield int(rng.choice((LEFT, RIGHT)))
-        yield FORWARD
-
-
-CORRIDOR = 8
-"""Steps to the end of the longest corridor, S9's; a wall stops any excess steps."""
-
-POLICIES = dict(zip(FRAME_POLICIES, (at_random, choose), strict=True))
+POLICIES = {"random": at_random}
+"""Policies by name: each yields actions, given their number. `lab.data.collect_choices` adds one."""
 
 
 def play_episode(env: FrameEnvironment, seed: int, max_steps: int | None, policy: str = "random") -> FrameEpisode:

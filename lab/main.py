@@ -47,6 +47,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "refresh-hidden": ("lab.data.refresh_hidden", "replay windows and read their hidden states again"),
     "collect-probes": ("lab.data.collect_probes", "collect episodes of what people try first"),
     "collect-deviations": ("lab.data.collect_deviations", "collect episodes that leave a solution in one way"),
+    "collect-choices": ("lab.data.collect_choices", "collect play of mazes that chooses a side at their end"),
     "collect-agents": ("lab.data.collect_agents", "collect episodes with the mistakes of an agent"),
     "probe-windows": ("lab.data.probe_windows", "cut windows of what people try first"),
     "cut-suite": ("lab.data.cut_suite", "cut a committed suite out of episodes"),

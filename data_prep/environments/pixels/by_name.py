@@ -55,9 +55,6 @@ FAMILIES: dict[str, Callable[..., Simulator]] = {
 FRAME_ENVIRONMENTS = ("catch", "crafter", "minatar/breakout", "atari/Breakout", "minigrid/MemoryS7")
 """Examples for messages and help."""
 
-FRAME_POLICIES = ("random", "choose")
-"""Policies of `data_prep.collect_frames`, which brings numpy."""
-
 
 def is_frame_environment(name: str) -> bool:
     """Return True for the name of an environment of frames, even if its simulator is not installed."""

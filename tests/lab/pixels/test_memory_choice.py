@@ -26,10 +26,7 @@ MAZES = "minigrid/MemoryS7+MemoryS9@pixels=32"
 def played(tmp_path_factory):
     pytest.importorskip("minigrid", reason="pip install 'loopwm[minigrid]'")
     folder = tmp_path_factory.mktemp("frames")
-    order = ["collect", MAZES, "--split", "test", "--policy", "choose", "--episodes", "24", "--out", str(folder)]
-    from data_prep.__main__ import main as prepare
-
-    assert prepare(order) == 0
+    assert main(["collect-choices", MAZES, "--split", "test", "--episodes", "24", "--out", str(folder)]) == 0
     return folder
 
 
