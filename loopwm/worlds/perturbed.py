@@ -31,6 +31,7 @@ ADJECTIVES = ("plain", "odd", "grey", "worn", "spare")
 
 _INLINE = re.compile(r"(?<=you see )an? [^.\n]+(?=\.)")
 """ALFWorld's lists: a mug 1, a pen 2, and a book 1."""
+_SEPARATOR = re.compile(r", (?:and )?")
 _LINE = re.compile(r"^\t(an? [^.,:(\n]+)(?:\n|\Z)", re.MULTILINE)
 """ScienceWorld's lists: a thing a line; those that are described beside their name stay."""
 
@@ -66,17 +67,16 @@ class _Row:
         """Return new names by old ones."""
         return {change.thing: change.to for change in self.ledger if change.kind == "rename"}
 
+    def with_own_names(self, action: str) -> str:
+        """Return an action in the names that the world knows."""
+        return _renamed(action, {new: old for old, new in self.names.items()})
+
 
 class PerturbedWorlds:
     """Worlds around others, disturbed at a rate. Forks are disturbed as their rows would be."""
 
     def __init__(
-        self,
-        worlds: RowWorlds,
-        rate: float,
-        seed: int = 0,
-        kinds: Sequence[Kind] = KINDS,
-        refusal: str = REFUSAL,
+        self, worlds: RowWorlds, rate: float, seed: int = 0, kinds: Sequence[Kind] = KINDS, refusal: str = REFUSAL
     ) -> None:
         """Disturb worlds.
 
@@ -119,23 +119,17 @@ class PerturbedWorlds:
 
     def step(self, actions: Sequence[str], decode: bool = True, rows: Sequence[int] | None = None) -> list[Imagined]:
         """Step the given rows, None for all. Texts are always decoded; without `decode` they are not returned."""
-        places = range(len(self._rows)) if rows is None else rows
+        places = list(range(len(self._rows)) if rows is None else rows)
         stepping = [self._rows[place] for place in places]
-        own = [
-            _renamed(action, {new: old for old, new in row.names.items()})
-            for row, action in zip(stepping, actions, strict=True)
+        own = [row.with_own_names(action) for row, action in zip(stepping, actions, strict=True)]
+        imagined = self._worlds.step(own, rows=places)
+        results = [self._disturbed(*step) for step in zip(stepping, own, imagined, strict=True)]
+        changed = [place for place, before, after in zip(places, imagined, results, strict=True) if before != after]
+        self._worlds.restart(changed, [self._rows[place].context for place in changed])
+        return [
+            replace(one, observation=_renamed(one.observation, row.names) if decode else "")
+            for row, one in zip(stepping, results, strict=True)
         ]
-        imagined = self._worlds.step(own, rows=list(places))
-        results = [
-            one if one.finish == "full" else self._disturbed(row, action, one)
-            for row, action, one in zip(stepping, own, imagined, strict=True)
-        ]
-        told = [place for place, before, after in zip(places, imagined, results, strict=True) if before != after]
-        self._worlds.restart(told, [self._rows[place].context for place in told])
-        shown = [
-            _renamed(one.observation, row.names) if decode else "" for row, one in zip(stepping, results, strict=True)
-        ]
-        return [replace(one, observation=text) for one, text in zip(results, shown, strict=True)]
 
     def fork(self, rows: Sequence[int]) -> PerturbedWorlds:
         fork = PerturbedWorlds(self._worlds.fork(rows), self._rate, 0, self._kinds, self._refusal)
@@ -157,11 +151,17 @@ class PerturbedWorlds:
 
     def _disturbed(self, row: _Row, action: str, imagined: Imagined) -> Imagined:
         """Return the step as it is after what was changed before, and after a disturbance if one is drawn."""
+        if imagined.finish == "full":
+            return imagined
         row.steps += 1
         kind = row.random.choice(self._kinds) if row.random.random() < self._rate else None
         gone = any(_names(action, thing) for thing in (*row.things("break", "hide"), *row.moving))
         if gone or self._refuses(row, kind, action):
-            imagined = _refused(imagined, self._refusal)
+            # no reward, no end, and no trust, which was in another text
+            reward = None if imagined.reward is None else 0.0
+            going = None if imagined.continuation is None else 1.0
+            accepted = None if imagined.acceptance is None else 0.0
+            imagined = Imagined(self._refusal, reward, going, acceptance=accepted)
         else:
             imagined = replace(imagined, observation=self._edited(row, kind, imagined.observation))
         row.context = longer(row.context, action, imagined.observation)
@@ -197,26 +197,26 @@ class PerturbedWorlds:
 
 def things_in(text: str) -> list[str]:
     """Return the names that an observation lists, without articles."""
-    inline = [item for found in _INLINE.findall(text) for item in re.split(r", (?:and )?", found)]
+    inline = [item for items in _INLINE.findall(text) for item in _SEPARATOR.split(items)]
     return [item.partition(" ")[2] for item in (*inline, *_LINE.findall(text))]
 
 
 def without(text: str, thing: str) -> str:
     """Return the text with one thing out of its lists."""
 
-    def shorter(found: re.Match[str]) -> str:
-        return _list([item for item in re.split(r", (?:and )?", found[0]) if item.partition(" ")[2] != thing])
+    def others(items: Sequence[str]) -> list[str]:
+        return [item for item in items if item.partition(" ")[2] != thing]
 
-    text = _INLINE.sub(shorter, text)
-    return _LINE.sub(lambda found: "" if found[1].partition(" ")[2] == thing else found[0], text)
+    text = _INLINE.sub(lambda match: _list(others(_SEPARATOR.split(match[0]))), text)
+    return _LINE.sub(lambda match: match[0] if others([match[1]]) else "", text)
 
 
 def with_things(text: str, things: Sequence[str]) -> str:
     """Return the text with things at the head of its first list, which must exist."""
     items = [f"{'an' if thing[0] in 'aeiou' else 'a'} {thing}" for thing in things]
     if _INLINE.search(text):
-        return _INLINE.sub(lambda found: _list([*items, *re.split(r", (?:and )?", found[0])]), text, count=1)
-    return _LINE.sub(lambda found: "".join(f"\t{item}\n" for item in items) + found[0], text, count=1)
+        return _INLINE.sub(lambda match: _list([*items, *_SEPARATOR.split(match[0])]), text, count=1)
+    return _LINE.sub(lambda match: "".join(f"\t{item}\n" for item in items) + match[0], text, count=1)
 
 
 def _list(items: Sequence[str]) -> str:
@@ -235,13 +235,4 @@ def _renamed(text: str, names: dict[str, str]) -> str:
     if not names:
         return text
     pattern = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
-    return re.sub(rf"\b({pattern})\b", lambda found: names[found[1]], text)
-
-
-def _refused(imagined: Imagined, refusal: str) -> Imagined:
-    """Return a refused step: no reward, no end, and no trust, which was in another text."""
-    reward, going, accepted = (
-        None if value is None else to
-        for value, to in ((imagined.reward, 0.0), (imagined.continuation, 1.0), (imagined.acceptance, 0.0))
-    )
-    return Imagined(refusal, reward, going, "stop", None, accepted)
+    return re.sub(rf"\b({pattern})\b", lambda match: names[match[1]], text)

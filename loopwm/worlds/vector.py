@@ -17,27 +17,41 @@ from loopwm.records.template import LONGEST_OBSERVATION, ContextKind
 from loopwm.worlds.gym import MAX_ACTION, MAX_OBSERVATION, AnyText, ImaginedTextEnv, step_info
 from loopwm.worlds.http import Client, HttpWorlds
 from loopwm.worlds.perturbed import REFUSAL, PerturbedWorlds
-from loopwm.worlds.protocol import Imagined, RowWorlds
+from loopwm.worlds.protocol import RowWorlds
 from loopwm.worlds.starts import SCIENCEWORLD, Start, Starts, read_starts
 
 if TYPE_CHECKING:
     from loopwm.worlds.local import LocalWorlds
 
 
-def make_env(
+def make_env(max_steps: int = 50, render_mode: str | None = None, **options: Any) -> ImaginedTextEnv:
+    """Make an imagined environment.
+
+    Args:
+        max_steps: of an episode.
+        render_mode: of Gymnasium.
+        options: as in `make_worlds_and_starts`.
+    """
+    return ImaginedTextEnv(*make_worlds_and_starts(**options), max_steps, render_mode)
+
+
+def make_vector_env(num_envs: int, max_steps: int = 50, **options: Any) -> ImaginedVectorEnv:
+    """Make a vector of environments as `make_env` that step together: one request to a service, or one batch."""
+    return ImaginedVectorEnv(*make_worlds_and_starts(**options), num_envs, max_steps)
+
+
+def make_worlds_and_starts(
     url: str | None = None,
     model: str | None = None,
     starts: str | Path = SCIENCEWORLD,
     context: ContextKind = "observed",
-    max_steps: int = 50,
     key: str | None = None,
     max_new_tokens: int = LONGEST_OBSERVATION,
-    render_mode: str | None = None,
     perturb: float = 0.0,
     perturb_seed: int = 0,
     refusal: str = REFUSAL,
-) -> ImaginedTextEnv:
-    """Make an imagined environment.
+) -> tuple[RowWorlds, list[Start]]:
+    """Return the worlds of an environment, and the starts of its episodes.
 
     Args:
         url: of a service with the worlds, None for this process.
@@ -45,41 +59,23 @@ def make_env(
             one.
         starts: window file.
         context: what of its windows is shown.
-        max_steps: of an episode.
         key: of the service.
         max_new_tokens: of an observation.
-        render_mode: of Gymnasium.
-        perturb: rate of disturbances (`loopwm.worlds.perturbed`).
+        perturb: rate of disturbances (`loopwm.worlds.perturbed`); none at 0.
         perturb_seed: of their draws.
         refusal: what the environment answers to what it refuses, for disturbances.
+
+    Raises:
+        FormatError: for a rate outside [0, 1], and like `read_starts`.
     """
-    worlds = disturbed(make_worlds(url, key, model, max_new_tokens), perturb, perturb_seed, refusal)
-    return ImaginedTextEnv(worlds, read_starts(starts, context), max_steps, render_mode)
-
-
-def make_vector_env(
-    num_envs: int,
-    url: str | None = None,
-    model: str | None = None,
-    starts: str | Path = SCIENCEWORLD,
-    context: ContextKind = "observed",
-    max_steps: int = 50,
-    key: str | None = None,
-    max_new_tokens: int = LONGEST_OBSERVATION,
-    perturb: float = 0.0,
-    perturb_seed: int = 0,
-    refusal: str = REFUSAL,
-) -> ImaginedVectorEnv:
-    """Make a vector of environments as `make_env` that step together: one request to a service, or one batch."""
-    places = read_starts(starts, context)
-    worlds = disturbed(make_worlds(url, key, model, max_new_tokens), perturb, perturb_seed, refusal)
-    return ImaginedVectorEnv(worlds, places, num_envs, max_steps)
+    places, worlds = read_starts(starts, context), make_worlds(url, key, model, max_new_tokens)
+    return PerturbedWorlds(worlds, perturb, perturb_seed, refusal=refusal) if perturb else worlds, places
 
 
 def make_worlds(
     url: str | None, key: str | None, model: str | None, max_new_tokens: int = LONGEST_OBSERVATION
 ) -> HttpWorlds | LocalWorlds:
-    """Return worlds in a service, or in this process without a url. url, key, model: as in `make_env`."""
+    """Return worlds in a service, or in this process without a url. url, key, model: as in `make_worlds_and_starts`."""
     if url is not None:
         client = Client(url, key)
         return HttpWorlds(client, model or client.model(), max_new_tokens)
@@ -87,11 +83,6 @@ def make_worlds(
     from loopwm.worlds.local import LocalWorlds  # imports torch, which clients of a service need not have
 
     return LocalWorlds(WorldModel.from_pretrained(model or PACKAGED), max_new_tokens=max_new_tokens)
-
-
-def disturbed(worlds: RowWorlds, rate: float, seed: int, refusal: str) -> RowWorlds:
-    """Return worlds that are disturbed at a rate, themselves at 0. Raises FormatError for a rate outside [0, 1]."""
-    return PerturbedWorlds(worlds, rate, seed, refusal=refusal) if rate else worlds
 
 
 class ImaginedVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], NDArray[Any]]):
@@ -145,11 +136,12 @@ class ImaginedVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], NDArray[Any]
         rewards, terminated = np.zeros(self.num_envs), np.zeros(self.num_envs, bool)
         truncated = np.zeros(self.num_envs, bool)
         infos: dict[int, dict[str, Any]] = {}
-        fresh, going = np.flatnonzero(self._over), np.flatnonzero(~self._over)
+        fresh, going = np.flatnonzero(self._over), np.flatnonzero(~self._over).tolist()
         if len(fresh):
             infos |= self._begin_anew(fresh)
-        for row, imagined in zip(going, self._take(going, actions), strict=True):
-            full, terminated[row], infos[int(row)] = imagined.finish == "full", imagined.ends, step_info(imagined)
+        steps = self._worlds.step([actions[row] for row in going], rows=going) if going else []
+        for row, imagined in zip(going, steps, strict=True):
+            full, terminated[row], infos[row] = imagined.finish == "full", imagined.ends, step_info(imagined)
             self._steps[row] += 1
             self._seen[row] = self._seen[row] if full else imagined.observation
             rewards[row] = imagined.reward or 0.0
@@ -176,9 +168,6 @@ class ImaginedVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], NDArray[Any]
         for row, one in enumerate(seed):
             if one is not None:
                 self._rngs[row] = np_random(one)[0]
-
-    def _take(self, rows: NDArray[Any], actions: Sequence[str]) -> list[Imagined]:
-        return self._worlds.step([actions[row] for row in rows], rows=rows.tolist()) if len(rows) else []
 
     def _infos(self, by_row: dict[int, dict[str, Any]]) -> dict[str, Any]:
         infos: dict[str, Any] = {}
