@@ -54,9 +54,6 @@ class Declared:
     An environment inherits these defaults and overrides them.
     """
 
-    extra: ClassVar[str] = ""
-    """Extra of the project that installs its packages."""
-
     packages: ClassVar[tuple[str, ...]] = ()
     """Packages imported inside functions."""
 

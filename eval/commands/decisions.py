@@ -66,13 +66,16 @@ class Accuracy:
 def decisions_of(windows: Sequence[Window], records: Mapping[Key, Record]) -> list[Decision]:
     """Return the decisions of a suite's pairs. Raises KeyError where a horizon of a window has no record."""
     by_id = {window["id"]: window for window in windows}
-    names = [pair_of(name) for name in by_id if name.endswith(FACT)]
-    decisions = []
-    for fact, other in ((by_id[name + FACT], by_id.get(name + COUNTERFACT)) for name in names):
-        if other is not None:
-            simulated = _simulated(fact), _simulated(other)
-            decisions.append(Decision(game_of(fact), simulated, (_imagined(fact, records), _imagined(other, records))))
-    return decisions
+    pairs = ((by_id[name], by_id.get(pair_of(name) + COUNTERFACT)) for name in by_id if name.endswith(FACT))
+    return [
+        Decision(game_of(a), (_simulated(a), _simulated(b)), (_imagined(a, records), _imagined(b, records)))
+        for a, b in pairs
+        if b is not None
+    ]
+
+
+def _keys(window: Window) -> list[Key]:
+    return [(window["id"], k) for k in range(1, len(window["actions"]) + 1)]
 
 
 def _simulated(window: Window) -> Outcome:
@@ -80,7 +83,7 @@ def _simulated(window: Window) -> Outcome:
 
 
 def _imagined(window: Window, records: Mapping[Key, Record]) -> Outcome:
-    steps = [records[window["id"], k] for k in range(1, len(window["actions"]) + 1)]
+    steps = [records[key] for key in _keys(window)]
     carried_out = [step for step in steps if not is_refused(step["prediction"])]
     return Outcome(sum(step.get("reward", 0.0) for step in carried_out), len(steps) - len(carried_out))
 
@@ -118,10 +121,8 @@ def read_decisions(folder: Path, suite: Suite | None = None) -> list[Decision]:
         raise InputError(f"{folder}: suite: must be {suite.name} with its present windows; name its file with --suite")
     records = read_records(folder / "predictions.jsonl")
     scored = [window for window in suite.windows if window["id"] in results["games"]]
-    for window in scored:
-        for k in range(1, len(window["actions"]) + 1):
-            if (window["id"], k) not in records:
-                raise InputError(f"{folder}: horizons: must have every action of {window['id']}, lacks {k}")
+    for name, k in (key for window in scored for key in _keys(window) if key not in records):
+        raise InputError(f"{folder}: horizons: must have every action of {name}, lacks {k}")
     if not (decisions := decisions_of(scored, records)):
         raise InputError(f"{folder}: suite: must have pairs, such as scienceworld-counterfactual, got {suite.name!r}")
     return decisions

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from importlib import import_module
 from pathlib import Path
@@ -32,10 +32,8 @@ class Baseline:
     loader: str
 
     def make(self, windows: Sequence[Window], train_episodes: Sequence[Path]) -> Predictor:
-        predictor: Predictor = getattr(import_module(f"eval.models.{self.module}"), self.loader)(
-            windows, train_episodes
-        )
-        return predictor
+        load: Callable[..., Predictor] = getattr(import_module(f"eval.models.{self.module}"), self.loader)
+        return load(windows, train_episodes)
 
 
 BASELINES = {

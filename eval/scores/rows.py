@@ -9,15 +9,7 @@ from typing import Any
 import numpy as np
 
 from eval.scores.intervals import Values, fraction_interval95, game_standard_errors
-from eval.scores.metrics import (
-    METRICS,
-    ItemScores,
-    corpus_bleu4,
-    exact_match,
-    is_answerable,
-    known_names,
-    score_item,
-)
+from eval.scores.metrics import METRICS, ItemScores, corpus_bleu4, exact_match, is_answerable, known_names, score_item
 from eval.scores.predictions import Prediction
 from eval.scores.seen import Seen
 from loopwm.records.refusals import is_refused

@@ -147,8 +147,7 @@ def check_horizons(windows: Sequence[Window], horizons: Sequence[int]) -> None:
     """Raise InputError naming the first window that is shorter than a horizon."""
     longest = max(horizons)
     for window in windows:
-        if len(window["actions"]) < longest:
-            length = len(window["actions"])
+        if (length := len(window["actions"])) < longest:
             raise InputError(f"window {window['id']}: actions: has {length}, --horizons asks for {longest}")
 
 

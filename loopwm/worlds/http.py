@@ -13,7 +13,7 @@ import httpx
 
 from loopwm.records.errors import InputError
 from loopwm.records.template import Context
-from loopwm.worlds.protocol import Imagined, WorldError, check_lengths, check_rows, longer
+from loopwm.worlds.protocol import Finish, Imagined, WorldError, check_lengths, check_rows, longer
 
 Json = dict[str, Any]
 
@@ -213,14 +213,9 @@ class HttpWorlds:
         body = _body(answer)
         (step,) = body["steps"]
         row.actions, row.world = (*row.actions, action), body["world"]
-        return Imagined(
-            step["observation"] or "",
-            step["reward"],
-            step["continuation"],
-            step["finish_reason"] or "stop",
-            step["trust"],
-            step["acceptance"],
-        )
+        text: str = step["observation"] or ""
+        finish: Finish = step["finish_reason"] or "stop"
+        return Imagined(text, step["reward"], step["continuation"], finish, step["trust"], step["acceptance"])
 
     def _make(self, rows: Sequence[_Row]) -> None:
         answers = self._batch([{"op": "create", **row.body(self._model)} for row in rows])

@@ -18,26 +18,12 @@ from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
 from loopwm.records.template import ContextTooLongError, FormatError
+from serve.generation import service
 from serve.generation.prompts import PromptTooLongError
 from serve.generation.rate_limits import RateLimitError
-from serve.generation.service import (
-    DEPTH_RULES,
-    CompletionTooLongError,
-    DeadlineError,
-    EngineStoppedError,
-    ModelNotFoundError,
-    QueueFullError,
-)
+from serve.worlds import store
 from serve.worlds.sessions import UnsupportedError
 from serve.worlds.sqlite import StorageError
-from serve.worlds.store import (
-    StepIdReusedError,
-    TooManyWorldsError,
-    TooMuchTextError,
-    WorldBusyError,
-    WorldGoneError,
-    WorldNotFoundError,
-)
 
 CLIENT_GONE = 499
 """nginx's status, in logs and metrics only, of a request whose client disconnected before the response."""
@@ -79,21 +65,21 @@ class ErrorBody(BaseModel):
 ERRORS: dict[type[Exception], tuple[int, str, str | None]] = {
     ContextTooLongError: (400, "context_length_exceeded", None),
     PromptTooLongError: (400, "context_length_exceeded", None),
-    CompletionTooLongError: (400, "context_length_exceeded", "max_tokens"),
+    service.CompletionTooLongError: (400, "context_length_exceeded", "max_tokens"),
     FormatError: (400, "invalid_value", None),
     UnsupportedError: (400, "unsupported_by_model", None),
-    ModelNotFoundError: (404, "model_not_found", "model"),
-    WorldNotFoundError: (404, "world_not_found", None),
-    WorldBusyError: (409, "world_busy", None),
-    StepIdReusedError: (409, "step_id_reused", "step_id"),
-    WorldGoneError: (410, "world_gone", None),
+    service.ModelNotFoundError: (404, "model_not_found", "model"),
+    store.WorldNotFoundError: (404, "world_not_found", None),
+    store.WorldBusyError: (409, "world_busy", None),
+    store.StepIdReusedError: (409, "step_id_reused", "step_id"),
+    store.WorldGoneError: (410, "world_gone", None),
     RateLimitError: (429, "rate_limit_exceeded", None),
-    TooManyWorldsError: (429, "too_many_worlds", None),
-    TooMuchTextError: (429, "too_much_text", None),
-    QueueFullError: (503, "overloaded", None),
-    EngineStoppedError: (503, "unavailable", None),
+    store.TooManyWorldsError: (429, "too_many_worlds", None),
+    store.TooMuchTextError: (429, "too_much_text", None),
+    service.QueueFullError: (503, "overloaded", None),
+    service.EngineStoppedError: (503, "unavailable", None),
     StorageError: (503, "storage_unavailable", None),
-    DeadlineError: (504, "deadline_exceeded", None),
+    service.DeadlineError: (504, "deadline_exceeded", None),
 }
 """Status, code and field; errors with a field of their own name it."""
 
@@ -181,7 +167,7 @@ def _message(detail: Mapping[str, Any]) -> str:
 BOUNDS = {"too_short": ("at least", "min_length"), "too_long": ("at most", "max_length")}
 """Words of the errors of a list's length, and the limits they name."""
 
-TAGS = {*DEPTH_RULES, "create", "step", "observe", "delete"}
+TAGS = {*service.DEPTH_RULES, "create", "step", "observe", "delete"}
 """Tags of discriminated unions."""
 
 

@@ -31,13 +31,8 @@ def envelope(prefix: str, kind: str, model: str) -> Json:
 
 def usage(prompt: int, completion: int, loops: Sequence[int]) -> Json:
     """Return token counts, and the mean loops of generated tokens and end tokens (our extension)."""
-    mean = fmean(loops) if loops else None
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "loops": mean,
-    }
+    tokens = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return {**tokens, "loops": fmean(loops) if loops else None}
 
 
 class Reply:

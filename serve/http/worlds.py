@@ -19,21 +19,11 @@ from loopwm.records.refusals import is_accepted
 from loopwm.records.template import Context, Transition
 from serve.generation.service import DEFAULT_MAX_TOKENS, RequestContext
 from serve.generation.streams import Finish, TextDelta, together
+from serve.http import schemas
 from serve.http.bodies import MAX_STEPS, DepthBody, OwnBody, depth_of
 from serve.http.errors import EXPECTED, problem_of
 from serve.http.replies import FOREIGN, event_stream
 from serve.http.routes import Admitted, Owner
-from serve.http.schemas import (
-    ActionsResult,
-    BatchResult,
-    Deleted,
-    Observed,
-    PlanResult,
-    StepResult,
-    WorldInfo,
-    WorldList,
-    stream_responses,
-)
 from serve.worlds.sessions import (
     MAX_ACTIONS,
     MAX_CANDIDATES,
@@ -191,7 +181,7 @@ async def _sessions(request: Request) -> Sessions:
 Worlds = Annotated[Sessions, Depends(_sessions)]
 
 
-@router.post("", status_code=201, response_model=WorldInfo)
+@router.post("", status_code=201, response_model=schemas.WorldInfo)
 async def create(body: WorldBody, worlds: Worlds, ctx: Admitted) -> Json:
     """Create a world from a goal, an observation and, optionally, later steps."""
     worlds.service.check_model(body.model)
@@ -201,13 +191,13 @@ async def create(body: WorldBody, worlds: Worlds, ctx: Admitted) -> Json:
     return _world(session, worlds)
 
 
-@router.get("", response_model=WorldList)
+@router.get("", response_model=schemas.WorldList)
 async def list_worlds(worlds: Worlds, owner: Owner) -> Json:
     """List the key's worlds, the most recently used last."""
     return _list(worlds.store.of(owner), worlds)
 
 
-@router.get("/{name}", response_model=WorldInfo)
+@router.get("/{name}", response_model=schemas.WorldInfo)
 async def show(name: str, worlds: Worlds, owner: Owner) -> Json:
     """Show a world."""
     return _world(worlds.store.get(name, owner), worlds)
@@ -219,14 +209,14 @@ async def export(name: str, worlds: Worlds, owner: Owner) -> Response:
     return JSONResponse({"model": worlds.service.card.name, **worlds.store.get(name, owner).log.json()})
 
 
-@router.delete("/{name}", response_model=Deleted)
+@router.delete("/{name}", response_model=schemas.Deleted)
 async def delete(name: str, worlds: Worlds, owner: Owner) -> Json:
     """Delete a world and free its memory."""
     worlds.remove(owner, name)
     return {"id": name, "object": "world.deleted", "deleted": True}
 
 
-@router.post("/{name}/step", response_model=StepResult, responses=stream_responses("the whole step"))
+@router.post("/{name}/step", response_model=schemas.StepResult, responses=schemas.stream_responses("the whole step"))
 async def step(name: str, body: StepBody, worlds: Worlds, ctx: Admitted) -> Response:
     """Imagine one action or several; return the observations selected by `decode`, whole or as server-sent events."""
     if not body.stream:
@@ -241,7 +231,7 @@ async def _step_once(name: str, body: StepBody, worlds: Sessions, ctx: RequestCo
     return await worlds.step(ctx, name, body.request, partial(_stepped, body, worlds))
 
 
-@router.post("/{name}/observe", response_model=Observed)
+@router.post("/{name}/observe", response_model=schemas.Observed)
 async def observe(name: str, body: ObserveBody, worlds: Worlds, ctx: Admitted) -> Json:
     """Add a real step, and check what was imagined for it. Imagined steps since the last real one are dropped."""
     check = StepRequest([body.action], "each", DEFAULT_MAX_TOKENS) if body.check else None
@@ -261,13 +251,13 @@ def _check(imagined: Imagined, observation: str) -> Json:
     }
 
 
-@router.post("/{name}/fork", status_code=201, response_model=WorldList)
+@router.post("/{name}/fork", status_code=201, response_model=schemas.WorldList)
 async def fork(name: str, worlds: Worlds, ctx: Admitted, body: ForkBody | None = None) -> Json:
     """Copy a world; the copies change independently."""
     return _list(await worlds.fork(ctx, name, 1 if body is None else body.count), worlds)
 
 
-@router.post("/{name}/plan", response_model=PlanResult)
+@router.post("/{name}/plan", response_model=schemas.PlanResult)
 async def plan(name: str, body: PlanBody, worlds: Worlds, ctx: Admitted) -> Json:
     """Score candidate action sequences and decode the observation after the best one. The world does not change."""
     decode = body.decode is None or body.decode
@@ -277,7 +267,7 @@ async def plan(name: str, body: PlanBody, worlds: Worlds, ctx: Admitted) -> Json
     return {"id": name, "object": "world.plan", "candidates": scores, "best": best, "observation": observation}
 
 
-@router.post("/{name}/actions", response_model=ActionsResult)
+@router.post("/{name}/actions", response_model=schemas.ActionsResult)
 async def actions(name: str, body: ActionsBody, worlds: Worlds, ctx: Admitted) -> Json:
     """Imagine each candidate alone: whether it is accepted, and what it brings. The world does not change."""
     decode: Decode = "none" if body.decode is False else "each"
@@ -303,7 +293,7 @@ def _outcome(action: str, imagined: Imagined) -> Json:
 batch_router = APIRouter()
 
 
-@batch_router.post("/v1/worlds:batch", response_model=BatchResult)
+@batch_router.post("/v1/worlds:batch", response_model=schemas.BatchResult)
 async def batch(body: BatchBody, worlds: Worlds, ctx: Admitted) -> Response:
     """Create, step, observe and delete worlds concurrently. Returns a status and a body for each request."""
     responses = await together([_one(item, worlds, ctx) for item in body.requests])

@@ -69,7 +69,6 @@ class AlfWorld(Declared):
         "pick": ("pick_and_place_simple", "pick_two_obj_and_place"),
     }
     solver = "expert"
-    extra = "alfworld"
     packages = ("alfworld", "textworld", "fast_downward")
     names = NAMES
     kinds = Path(__file__).with_name("kinds.json")

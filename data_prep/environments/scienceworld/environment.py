@@ -30,7 +30,6 @@ variation and actions only, and so does a gold path.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
@@ -48,6 +47,7 @@ from data_prep.environments.scienceworld.names import FAMILIES, NAMES
 from data_prep.environments.scienceworld.repair import Arrangement, Thing, parse_doors, repair
 from loopwm.records.episodes import Step
 from loopwm.records.errors import InputError
+from loopwm.records.files import sha256
 
 JAVA_OPTIONS = (
     "-XX:+UseSerialGC",  # one world is small, and parallel garbage collectors would compete with other workers
@@ -101,7 +101,7 @@ def _patch_classes(jar: Path, folder: Path, quick: bool) -> None:
     """Write the classes that precede the jar's own on the class path."""
     with zipfile.ZipFile(jar) as archive:
         patched = {OBJECT_CLASS: add_hash_code(archive.read(OBJECT_CLASS))}
-        if quick and hashlib.sha256(jar.read_bytes()).hexdigest() == JAR_SHA256:
+        if quick and sha256(jar.read_bytes()) == JAR_SHA256:
             for name, methods in PARSER_METHODS.items():
                 data = archive.read(f"{name}.class")
                 for method, descriptor in methods.items():
@@ -120,7 +120,6 @@ class ScienceWorld(Declared):
     idles: tuple[str, ...] = ("wait1", "wait")
     families: Mapping[str, tuple[str, ...]] = FAMILIES
     solver = "gold"
-    extra = "data"
     packages = ("scienceworld",)
     names = NAMES
     kinds = Path(__file__).with_name("kinds.json")
@@ -129,10 +128,8 @@ class ScienceWorld(Declared):
     @staticmethod
     def state_queries(look: str, inventory: str) -> tuple[tuple[str, str], ...]:
         """Pair the two looking commands with the recorded texts, whose doubled blanks the parser's answers lack."""
-        return tuple(
-            (action, re.sub(" +", " ", text))
-            for action, text in zip(ScienceWorld.looks, (look, inventory), strict=True)
-        )
+        answers = (re.sub(" +", " ", text) for text in (look, inventory))
+        return tuple(zip(ScienceWorld.looks, answers, strict=True))
 
     def __init__(self, quick: bool = True) -> None:
         try:
@@ -169,10 +166,7 @@ class ScienceWorld(Declared):
             raise InputError(f"scienceworld: the simulator did not start (java: {self._process.poll()})") from error
 
     def version(self) -> dict[str, str]:
-        ours = {
-            name.lower(): hashlib.sha256((PROBE / "loopwm" / f"{name}.class").read_bytes()).hexdigest()
-            for name in ("Probe", "Names")
-        }
+        ours = {name.lower(): sha256((PROBE / f"loopwm/{name}.class").read_bytes()) for name in ("Probe", "Names")}
         return {"scienceworld": metadata.version("scienceworld"), "hash_code": "by uuid", **ours}
 
     def tasks(self) -> list[str]:
