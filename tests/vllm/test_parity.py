@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -111,9 +112,14 @@ def _decode_hugging_face(checkpoint: Path, prompts: list[list[int]], depth: int)
 
 
 @pytest.fixture(scope="module")
-def client(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("log") / "server.log"
+
+
+@pytest.fixture(scope="module")
+def client(checkpoint: Path, log: Path) -> Iterator[OpenAI]:
     """vLLM's server at the depth in the checkpoint."""
-    with _server(checkpoint, tmp_path_factory.mktemp("log") / "server.log") as client:
+    with _server(checkpoint, log) as client:
         yield client
 
 
@@ -199,8 +205,21 @@ def test_chat_equals_completion_of_the_services_prompt(client: OpenAI) -> None:
     assert client.chat.completions.create(messages=messages, **settings).choices[0].message.content == text
 
 
-def test_depth_given_at_start_up_is_the_depth_decoded_with(
-    checkpoint: Path, tmp_path: Path, prompts: list[list[int]], expected: dict[int, list[Decoded]]
-) -> None:
-    with _server(checkpoint, tmp_path / "server.log", default_depth=1, max_loops=1) as client:
-        assert _tokens(_decode_vllm(client, prompts)) == _tokens(expected[1])
+def test_depth_given_at_start_up_is_that_of_decoding_and_cache(
+    checkpoint: Path, log: Path, client: OpenAI, tmp_path: Path, prompts: list[list[int]],
+    expected: dict[int, list[Decoded]],
+) -> None:  # fmt: skip
+    client.models.list()  # the other server has started
+    with _server(checkpoint, tmp_path / "server.log", default_depth=1) as shallow:
+        assert _tokens(_decode_vllm(shallow, prompts)) == _tokens(expected[1])
+    # A layer before and after the loop, copy attention, and a layer in each loop.
+    slots = {loops: 3 + loops for loops in (1, DEPTH)}
+    more = _cached_tokens(tmp_path / "server.log") / _cached_tokens(log)
+    assert more == pytest.approx(slots[DEPTH] / slots[1], rel=0.01)
+
+
+def _cached_tokens(log: Path) -> int:
+    """Return the tokens that the memory of a server's keys and values has room for."""
+    found = re.search(r"KV cache size: ([\d,]+) tokens", log.read_text())
+    assert found is not None
+    return int(found[1].replace(",", ""))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
@@ -56,6 +56,9 @@ class LoopWMConfig(PreTrainedConfig):
 
     model_type = "loopwm"
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 - the base class declares it so
+    depth_is_fixed: ClassVar[bool] = False
+    """Every pass of this process has `default_depth` loops, so that there are slots for no more (`serve.vllm_plugin`).
+    """
 
     vocab_size: int = 4096
     hidden_size: int = 384
@@ -168,6 +171,8 @@ class LoopWMConfig(PreTrainedConfig):
     @property
     def core(self) -> CoreConfig:
         same = {each.name: getattr(self, each.name) for each in fields(CoreConfig) if hasattr(self, each.name)}
+        if self.depth_is_fixed:
+            same["max_loops"] = self.default_depth
         return CoreConfig(
             dim=self.hidden_size,
             heads=self.num_attention_heads,

@@ -149,6 +149,14 @@ def test_config_updated_to_fewer_loops_has_their_slots():
     assert len(LoopWMForCausalLM(config).model.slots) == 13
 
 
+def test_config_of_fixed_depth_has_slots_for_its_loops_only(monkeypatch):
+    monkeypatch.setattr(LoopWMConfig, "depth_is_fixed", True)
+    config = LoopWMConfig(**PRESETS["reference"] | {"default_depth": 2, "max_loops": 6})
+    assert (config.max_loops, config.num_hidden_layers) == (6, 5 + 2 * 4)
+    config.update({"default_depth": 3})
+    assert len(LoopWMForCausalLM(config).model.slots) == 5 + 3 * 4
+
+
 @pytest.mark.parametrize("name", ["carry_state", "zoh"])
 def test_config_with_retired_switch_loads_only_at_its_default(folder, tmp_path, name):
     target = damaged(folder, tmp_path / "checkpoint", lambda t: edit_config(t, **{name: False}))

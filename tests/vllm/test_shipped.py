@@ -1,0 +1,36 @@
+"""The shipped checkpoint answers windows of both worlds alike in the service and in vLLM, whatever vLLM's scheduling.
+
+A small version of `lab.benchmarks.vllm_parity`, which compares 500 windows.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lab.benchmarks import vllm_parity
+from lab.benchmarks.vllm_parity import Answer, compare, passes
+from loopwm.records.files import PACKAGED
+
+WINDOWS = 8
+
+
+@pytest.mark.vllm
+def test_shipped_checkpoint_answers_alike_in_every_arm(tmp_path: Path) -> None:
+    lines: list[str] = []
+    assert vllm_parity.report(PACKAGED, WINDOWS, tmp_path, list(vllm_parity.ARMS), lines.append), lines
+    assert len(lines) == 4
+
+
+def test_texts_that_differ_are_compared_where_they_first_do() -> None:
+    ours = {"a": Answer([1, 2, 3], "x", [3.0, 2.0, 1.0]), "b": Answer([1], "y", [3.0]), "c": Answer([4], "z", [1.0])}
+    theirs = {"a": Answer([1, 5], "v", [3.0, 9.0]), "b": Answer([1, 2], "w", [3.0, 5e-5]), "c": ours["c"]}
+    differences = compare(ours, theirs)
+    assert [(each.window, each.gap) for each in differences] == [("a", 2.0), ("b", 5e-5)]
+
+
+@pytest.mark.parametrize(("gap", "texts", "good"), [(9e-5, 100, True), (9e-5, 99, False), (2e-4, 100, False)])
+def test_few_differences_between_equals_pass(gap: float, texts: int, good: bool) -> None:
+    ours, theirs = {"a": Answer([1], "x", [gap])}, {"a": Answer([2], "y", [1.0])}
+    assert passes(compare(ours, theirs), texts) is good
