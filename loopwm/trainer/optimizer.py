@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import AdamW, Optimizer
 
 from loopwm.runtime import quick_products
@@ -40,7 +42,9 @@ class Muon(torch.optim.Muon):
                     alike.setdefault((parameter.shape, parameter.device), []).append(parameter)
             for (_, device), parameters in alike.items():
                 # A GPU takes as long to start a product of small matrices as to compute it: one for all of a shape.
-                for together in [parameters] if device.type == "cuda" else [[parameter] for parameter in parameters]:
+                count = len(parameters) if device.type == "cuda" else _processes()
+                for first in range(0, len(parameters), count):
+                    together = parameters[first : first + count]
                     self._update(together, group["lr"], group["momentum"], group["weight_decay"])
         return None
 
@@ -52,11 +56,37 @@ class Muon(torch.optim.Muon):
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(gradient)
         buffers = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
         torch._foreach_lerp_(buffers, gradients, 1 - momentum)
-        directions = orthogonal(torch.stack(torch._foreach_lerp(gradients, buffers, momentum)))
+        directions = shared_orthogonal(list(torch._foreach_lerp(gradients, buffers, momentum)))
         torch._foreach_mul_(parameters, 1 - rate * decay)
         # Scale to the rms of an AdamW update of the same rate (Liu et al. 2025, "Muon is Scalable for LLM Training").
         scale = -0.2 * math.sqrt(max(parameters[0].shape)) * rate
-        torch._foreach_add_(parameters, list(directions.to(parameters[0].dtype).unbind()), alpha=scale)
+        torch._foreach_add_(parameters, [each.to(parameters[0].dtype) for each in directions], alpha=scale)
+
+
+def _processes() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def shared_orthogonal(matrices: list[Tensor]) -> list[Tensor]:
+    """Return `orthogonal` of matrices of one shape, of which each process computes its share.
+
+    Source: Keller Jordan's distributed Muon, as in nanochat. Matrices sharded by FSDP are sharded again afterwards.
+    """
+    world, (first, *_) = _processes(), matrices
+    if world == 1:
+        return list(orthogonal(torch.stack(matrices)).unbind())
+    whole = [matrix.full_tensor() if isinstance(matrix, DTensor) else matrix for matrix in matrices]
+    share = math.ceil(len(whole) / world)
+    computed_NRC = torch.zeros(share, *first.shape, dtype=torch.bfloat16 if first.is_cuda else torch.float32,
+                               device=first.device)  # fmt: skip
+    if mine := whole[dist.get_rank() * share :][:share]:
+        computed_NRC[: len(mine)] = orthogonal(torch.stack(mine))
+    shares = [torch.empty_like(computed_NRC) for _ in range(world)]
+    dist.all_gather(shares, computed_NRC)
+    directions = list(torch.cat(shares)[: len(whole)].unbind())
+    if isinstance(first, DTensor):  # every process has the same directions, so none is sent
+        return [distribute_tensor(each, first.device_mesh, first.placements, src_data_rank=None) for each in directions]
+    return directions
 
 
 def orthogonal(matrices: Tensor) -> Tensor:

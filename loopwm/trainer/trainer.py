@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -20,6 +21,10 @@ import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 from torch import Tensor
+from torch.distributed import checkpoint as sharded
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
@@ -80,9 +85,7 @@ class Trainer(Generic[Config]):
             compile_blocks(self.program.objective, dynamic=device.type == "cpu")
         if config.run.activation_checkpointing:
             checkpoint_blocks(self.program.objective)
-        optimizers = build_optimizers(self.program.objective, config.optimizer)
-        prepared = self.accelerator.prepare(self.program.objective, *optimizers)
-        self.objective, self.optimizers = prepared[0], list(prepared[1:])
+        self.objective, self.optimizers = self._prepared()
         self.average = self._average()
         self.step = 0
         self.seconds = 0.0
@@ -110,6 +113,20 @@ class Trainer(Generic[Config]):
         if ranks.is_main_process:
             choice = [self.files.provenance().get("precision") or faster_precision()]
         return broadcast_object_list(choice)[0]
+
+    def _prepared(self) -> tuple[torch.nn.Module, list[torch.optim.Optimizer]]:
+        """Return objective and optimisers for all processes; sharded if accelerate was launched with FSDP.
+
+        FSDP gathers all weights once a micro-batch and not those of a layer whenever it runs: a loop would gather its
+        layers in every pass, and processes whose rows loop less often would keep the others waiting.
+        """
+        objective = self.program.objective
+        if os.environ.get("ACCELERATE_USE_FSDP", "false") == "true" and self.accelerator.num_processes > 1:
+            # By torch itself: accelerate shards on GPUs only, and saves a single optimiser.
+            fully_shard(objective.to(self.accelerator.device))
+            return objective, build_optimizers(objective, self.config.optimizer)
+        prepared = self.accelerator.prepare(objective, *build_optimizers(objective, self.config.optimizer))
+        return prepared[0], list(prepared[1:])
 
     # -- the run -------------------------------------------------------------------------------------------------
 
@@ -160,9 +177,10 @@ class Trainer(Generic[Config]):
         return self._done() >= 1
 
     def _export(self) -> None:
-        if self.accelerator.is_main_process:
-            with self._averaged():
+        with self._averaged(), self._gathered():
+            if self.accelerator.is_main_process:
                 self.program.export(self.folder / "model")
+            self.accelerator.wait_for_everyone()
 
     def _out_of_time(self, started: float, max_minutes: float | None) -> bool:
         spent = max_minutes is not None and time.monotonic() - started > 60 * max_minutes
@@ -198,6 +216,7 @@ class Trainer(Generic[Config]):
         if self.average is not None:
             self.average.update_parameters(self.accelerator.unwrap_model(self.objective))
         record = self._record(sums)
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         return record | self.program.after_step(record) | {"rate": rate, "grad_norm": float(norm)}
 
     def _rate(self) -> float:
@@ -213,7 +232,7 @@ class Trainer(Generic[Config]):
         for i, batch in enumerate(share):
             moved = batch.to(self.accelerator.device)
             last = i + 1 == len(share)
-            with contextlib.nullcontext() if last else self.accelerator.no_sync(self.objective):
+            with contextlib.nullcontext() if last or self._sharded else self.accelerator.no_sync(self.objective):
                 with self.accelerator.autocast():
                     loss, measured = self.program.loss(self.objective, moved, self.step, normaliser)
                 # Data parallel averages gradients over processes; the loss is a sum over the global batch.
@@ -251,7 +270,7 @@ class Trainer(Generic[Config]):
             return {}
         sums: dict[str, Tensor] = {}
         self.objective.eval()
-        with self._averaged():
+        with self._averaged(), self._gathered():  # processes may have different numbers of batches
             for batch in batches[self.accelerator.process_index :: self.accelerator.num_processes]:
                 with self.accelerator.autocast():
                     _add(sums, self.program.evaluation(self.objective, batch.to(self.accelerator.device)))
@@ -263,6 +282,8 @@ class Trainer(Generic[Config]):
     def _average(self) -> AveragedModel | None:
         if not self.config.optimizer.average:
             return None
+        if self._sharded:
+            raise InputError("optimizer.average: must be 0 with FSDP, whose weights lie in parts")
         averaging = get_ema_multi_avg_fn(self.config.optimizer.average)
         average = AveragedModel(self.accelerator.unwrap_model(self.objective), multi_avg_fn=averaging)
         self.accelerator.register_for_checkpointing(average)
@@ -282,6 +303,22 @@ class Trainer(Generic[Config]):
         finally:
             _set(weights, own)
 
+    @property
+    def _sharded(self) -> bool:
+        return isinstance(self.objective, FSDPModule)
+
+    @contextlib.contextmanager
+    def _gathered(self) -> Iterator[None]:
+        """Give every process all weights inside the block. All processes must enter it."""
+        if not isinstance(self.objective, FSDPModule):
+            yield
+            return
+        self.objective.unshard()
+        try:
+            yield
+        finally:
+            self.objective.reshard()
+
     # -- what lies on disk ---------------------------------------------------------------------------------------
 
     def _prepare_folder(self) -> None:
@@ -297,7 +334,10 @@ class Trainer(Generic[Config]):
             return
         folder = self.files.begin_checkpoint(self.step)
         with writing(folder):
-            self.accelerator.save_state(str(folder), safe_serialization=True)
+            if self._sharded:
+                sharded.save(self._state(), checkpoint_id=folder)
+            else:
+                self.accelerator.save_state(str(folder), safe_serialization=True)
         self.accelerator.wait_for_everyone()  # each process writes its own random state
         if self.accelerator.is_main_process:
             loader_state = dataclasses.asdict(self.loader_state)
@@ -311,7 +351,13 @@ class Trainer(Generic[Config]):
     def _load(self, checkpoint: Path) -> dict[str, Any]:
         """Load weights, optimiser and program states; return the checkpoint's progress. Raises InputError."""
         try:
-            self.accelerator.load_state(str(checkpoint))
+            if self._sharded:
+                state = self._state()
+                sharded.load(state, checkpoint_id=checkpoint)
+                parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizers"]}
+                set_state_dict(self.objective, self.optimizers, **parts)
+            else:
+                self.accelerator.load_state(str(checkpoint))
             progress: dict[str, Any] = json.loads((checkpoint / "progress.json").read_text(encoding="utf-8"))
             self.step = progress["step"]
             self.program.load_state_dict(progress["program"])
@@ -319,6 +365,11 @@ class Trainer(Generic[Config]):
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise InputError(f"{checkpoint}: no checkpoint that this configuration can start from: {reason}") from error
         return progress
+
+    def _state(self) -> dict[str, Any]:
+        """Return this process's parts of weights and optimiser states. All processes must call it."""
+        model, optimizers = get_state_dict(self.objective, self.optimizers)
+        return {"model": model, "optimizers": optimizers}
 
     def _resume(self) -> None:
         """Continue from the newest checkpoint; drop metrics written after it."""

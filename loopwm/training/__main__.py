@@ -9,6 +9,7 @@ On a small machine, with shards made by `python -m data_prep tokenize`:
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import threading
 from contextlib import nullcontext
@@ -44,6 +45,8 @@ def _text(sections: Sections, folder: Path, start_from: Path | None) -> Training
 
 
 def _pixels(sections: Sections, folder: Path, start_from: Path | None) -> Training:
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        raise InputError("system: must be text with FSDP; launch with configs/accelerate/ddp.yaml")
     from loopwm.pixel import training_config as pixel
     from loopwm.pixel.program import PixelProgram
     from loopwm.trainer.trainer import Trainer

@@ -363,7 +363,8 @@ def export_model(
     shutil.rmtree(temporary, ignore_errors=True)
     # A copy: `bfloat16()` would round the weights that training continues with.
     published = LoopWMForCausalLM(model.config)
-    published.load_state_dict(model.state_dict())
+    # Not `state_dict()`: under FSDP it returns parts, even of gathered weights.
+    published.load_state_dict(dict(model.named_parameters(remove_duplicate=False)))
     tokenizer.chat_template = chat_template(model.config.slots)
     with writing(folder):
         published.to(dtype=dtype)  # type: ignore[call-arg]  # wrapped by transformers
