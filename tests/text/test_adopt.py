@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -23,6 +27,7 @@ from loopwm.text.model.checkpoint import load_checkpoint
 from loopwm.text.model.tokenizer import load_tokenizer
 from loopwm.text.world import WorldModel
 from loopwm.training.__main__ import main as train
+from loopwm.worlds.http import Client, HttpWorlds
 from tests.fixtures.decoders import LLAMA3, TEXTS, YARN, save_decoder
 from tests.fixtures.shards import toy_episode
 
@@ -169,6 +174,61 @@ def test_an_adopted_model_is_trained_and_exported(qwen, tmp_path, capsys):
     other = ["--config", "configs/text-from-pretrained.yaml", "--out", str(tmp_path / "other")]
     assert train([*other, weights, *frozen]) == 2
     assert "run's tokenizer" in capsys.readouterr().err
+
+
+PAGE = Path("docs/pretrained.md")
+
+
+@pytest.mark.slow
+def test_commands_of_the_page_lead_to_a_served_model(tmp_path: Path) -> None:
+    """From a folder of Qwen3's form to an evaluated and served world model, each command as the page prints it."""
+    save_decoder(tmp_path / "Qwen3-0.6B", "qwen3", max_position_embeddings=4096)
+    write_episodes(tmp_path / "train.jsonl", map(toy_episode, range(8)))
+    write_episodes(tmp_path / "dev.jsonl", map(toy_episode, range(40, 44)))
+    results = run_page(tmp_path, {"--prelude": "1", "--block": "2", "--coda": "1"})
+    assert results["status"] == "ok"
+    assert json.loads((tmp_path / "eval" / "results.json").read_text())["rows"]
+    model, _ = load_checkpoint(tmp_path / "run" / "model")
+    assert (model.config.prelude_layers, model.config.block_layers, model.config.coda_layers) == (1, 2, 1)
+    start, _ = load_checkpoint(tmp_path / "adopted")
+    assert not torch.equal(start.model.norm.weight, model.model.norm.weight)
+
+
+def run_page(folder: Path, layers: dict[str, str]) -> dict[str, Any]:
+    """Run the page's commands with the files of a folder, few steps and windows; return the service's health."""
+    lines = PAGE.read_text().split("```bash\n")[1].split("```")[0].splitlines()
+    commands = [shlex.split(line) for line in lines]
+    assert [command[1] for command in commands] == ["adopt", "tokenize", "tokenize", "train", "eval", "serve"]
+    ours = {
+        "Qwen3-0.6B": folder / "Qwen3-0.6B", "runs/adopted": folder / "adopted",
+        "runs/adopted/tokenizer.json": folder / "adopted/tokenizer.json", "runs/pretrained": folder / "run",
+        "data/episodes/train": folder / "train.jsonl", "data/episodes/dev": folder / "dev.jsonl",
+        "data/shards/pretrained-train": folder / "shards-train", "data/shards/pretrained-dev": folder / "shards-dev",
+        "runs/pretrained/model": folder / "run/model", "runs/eval/pretrained": folder / "eval",
+    }  # fmt: skip
+    small = ["batch.rows=2", "batch.tokens=64", "batch.micro_batches=1", "run.steps=2", "run.eval_batches=1"]
+    small += ["data.trunk_tokens_min=64", f"data.train=[{folder / 'shards-train'}]"]
+    small += [f"data.dev=[{folder / 'shards-dev'}]", f"model.weights={folder / 'adopted'}"]
+    more = {"train": small, "eval": ["--limit", "1", "--horizons", "1"], "serve": ["--port", "0"]}
+    for command in commands:
+        words = [str(ours.get(word, word)) for word in command[1:]]
+        for option, value in layers.items() if words[0] == "adopt" else ():
+            words[words.index(option) + 1] = value
+        program = [sys.executable, "-m", "loopwm", *words, *more.get(words[0], [])]
+        if words[0] != "serve":
+            subprocess.run(program, check=True)
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            client = Client(server.stdout.readline().split()[-1])
+            worlds = HttpWorlds(client, client.model(), max_new_tokens=8)
+            worlds.begin([Context("boil water", "This is the kitchen.")])
+            (step,) = worlds.step(["go to hall"])
+            assert step.observation is not None
+            health: dict[str, Any] = httpx.get(f"{client.base}/health").json()
+        finally:
+            server.terminate()
+    return health
 
 
 def test_bfloat16_weights_stay_bfloat16(qwen, tmp_path):
