@@ -146,7 +146,7 @@ $(HARNESS_VENV)/.installed: Makefile pyproject.toml
 	touch $@
 
 test-vllm: $(VLLM_VENV)/.installed
-	$(VLLM_VENV)/bin/python -m pytest -m vllm tests/vllm $(PYTEST_ARGS)
+	$(VLLM_VENV)/bin/python -m pytest -m vllm tests/vllm tests/lab/test_vllm_*.py $(PYTEST_ARGS)
 
 # torchvision and its kin come with vLLM as CUDA builds and are not needed.
 $(VLLM_VENV)/.installed: pyproject.toml

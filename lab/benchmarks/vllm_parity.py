@@ -73,8 +73,8 @@ ARMS = {
     "prefix": Arm(["--enable-prefix-caching", *WHOLE], "vllm:prefix_cache_hits_total"),
     # Every prompt is longer, so that each is cut if no pass has more tokens.
     "chunked": Arm([*NO_PREFIX, "--enable-chunked-prefill", "--max-num-batched-tokens", str(CHUNK)], "small_passes"),
-    # Memory of little more than one longest request, and a few short ones.
-    "preempted": Arm([*NO_PREFIX, *WHOLE, "--num-gpu-blocks-override", "96"], "vllm:num_preemptions_total"),
+    # Memory of one longest request, or of a few short ones that outgrow it together.
+    "preempted": Arm([*NO_PREFIX, *WHOLE, "--num-gpu-blocks-override", "66"], "vllm:num_preemptions_total"),
 }
 
 
