@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -52,8 +53,7 @@ BLOCK = 32
 LENGTH = 64 * BLOCK
 """Most tokens of a prompt with its completion."""
 CHUNK = 64
-"""Tokens of a pass in the arm `chunked`: an upper bound of a bucket of vLLM's histogram of them."""
-PASSES = "vllm:iteration_tokens_total"
+"""Most tokens of a pass in the arm `chunked`."""
 START_SECONDS = 1800
 
 LIMITS = ["--max-model-len", str(LENGTH), "--block-size", str(BLOCK), "--max-num-seqs", str(SEQUENCES)]
@@ -62,7 +62,7 @@ NO_PREFIX = ["--no-enable-prefix-caching"]
 
 
 class Arm(NamedTuple):
-    """options: of vLLM's server. counter: of its metrics, which grows if the arm's mechanism ran."""
+    """options: of vLLM's server. counter: of its metrics, or `cut_prompts`, which is positive if the mechanism ran."""
 
     options: list[str]
     counter: str
@@ -71,8 +71,7 @@ class Arm(NamedTuple):
 ARMS = {
     "plain": Arm([*NO_PREFIX, *WHOLE], "vllm:prompt_tokens_total"),
     "prefix": Arm(["--enable-prefix-caching", *WHOLE], "vllm:prefix_cache_hits_total"),
-    # Every prompt is longer, so that each is cut if no pass has more tokens.
-    "chunked": Arm([*NO_PREFIX, "--enable-chunked-prefill", "--max-num-batched-tokens", str(CHUNK)], "small_passes"),
+    "chunked": Arm([*NO_PREFIX, "--enable-chunked-prefill", "--max-num-batched-tokens", str(CHUNK)], "cut_prompts"),
     # Memory of one longest request, or of a few short ones that outgrow it together.
     "preempted": Arm([*NO_PREFIX, *WHOLE, "--num-gpu-blocks-override", "66"], "vllm:num_preemptions_total"),
 }
@@ -199,13 +198,15 @@ def answers(
 
 
 def counters(text: str) -> dict[str, float]:
-    """Return the counters of a server, and `small_passes`: all its passes if none had more than CHUNK tokens, or 0."""
+    """Return the counters of a server's metrics."""
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    sums = {sample.name: sample.value for sample in samples if not sample.name.endswith("_bucket")}
-    within = sum(sample.value for sample in samples
-                 if sample.name == f"{PASSES}_bucket" and sample.labels["le"] == f"{CHUNK:.1f}")  # fmt: skip
-    passes = sums.get(f"{PASSES}_count", 0.0)
-    return sums | {"small_passes": passes if within == passes else 0.0}
+    return {sample.name: sample.value for sample in samples if not sample.name.endswith("_bucket")}
+
+
+def cut_prompts(prompts: Mapping[str, list[int]], log: Path) -> int:
+    """Return the number of prompts longer than a pass may be, by the log of vLLM; its metrics do not count chunks."""
+    budget = re.search(r"Chunked prefill is enabled with max_num_batched_tokens=(\d+)", log.read_text())
+    return sum(len(prompt) > int(budget[1]) for prompt in prompts.values()) if budget else 0
 
 
 def report(model: Path, windows: int, out: Path, arms: Sequence[str], say: Callable[[str], None] = print) -> bool:
@@ -217,6 +218,7 @@ def report(model: Path, windows: int, out: Path, arms: Sequence[str], say: Calla
     good, summary = True, {}
     for name in arms:
         theirs, metrics = answers(vllm_server(model, ARMS[name]), prompts, end, out / f"{name}.json")
+        metrics["cut_prompts"] = cut_prompts(prompts, out / f"{name}.log")
         differences, ran = compare(ours, theirs), metrics.get(ARMS[name].counter, 0.0)
         good = good and passes(differences, len(prompts)) and ran > 0
         gap = differences[0].gap if differences else 0.0

@@ -30,6 +30,12 @@ def test_texts_that_differ_are_compared_where_they_first_do() -> None:
     assert [(each.window, each.gap) for each in differences] == [("a", 2.0), ("b", 5e-5)]
 
 
+def test_cut_prompts_are_those_longer_than_a_pass(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("INFO Chunked prefill is enabled with max_num_batched_tokens=3.\n")
+    assert vllm_parity.cut_prompts({"a": [1] * 4, "b": [1] * 3}, log) == 1
+
+
 @pytest.mark.parametrize(("gap", "texts", "good"), [(9e-5, 100, True), (9e-5, 99, False), (2e-4, 100, False)])
 def test_few_differences_between_equals_pass(gap: float, texts: int, good: bool) -> None:
     ours, theirs = {"a": Answer([1], "x", [gap])}, {"a": Answer([2], "y", [1.0])}
