@@ -101,10 +101,10 @@ class Trained:
 
 
 def load_agent(folder: Path, space: FrameSpace, config: AgentConfig) -> Trained:
-    """Load an agent. Raises InputError for a run that has not ended."""
+    """Load an agent. Raises InputError for a run that has not saved one."""
     path = folder / LEARNER
     if not path.is_file():
-        raise InputError(f"{path}: no such file; the run has not ended")
+        raise InputError(f"{path}: no such file; the run has saved nothing yet")
     system = load_checkpoint(folder / "model", config.of_system) if config.has_world else None
     learner: Learner = named(LEARNERS, config.learner, "learner")(config, space, system.width if system else 0)
     learner.load_state_dict(torch.load(path, map_location="cpu", weights_only=False))

@@ -16,7 +16,7 @@ from loopwm.records.frames import FrameEpisode
 def record_episode(folder: Path, steps: int, seed: int) -> FrameEpisode:
     """Return the longest episode that begins within `steps` steps of the agent's play, as far as recorded.
 
-    Raises InputError for a run that has not ended.
+    Raises InputError for a run that has not saved an agent.
     """
     config = read_config(folder)
     env, space = real_environments(config.real.environment, config.real.count)

@@ -165,7 +165,7 @@ class AgentTrainer:
         self._returns = np.zeros(config.real.count)
 
     def run(self, max_minutes: float | None = None) -> None:
-        """Train until config.real.total interactions or `max_minutes`, then save and export."""
+        """Train until config.real.total interactions or `max_minutes`, then save."""
         started, real = time.monotonic(), self.config.real
         with tqdm(total=real.total, initial=self.interactions, unit="interaction") as bar:
             while self.interactions < real.total:
@@ -178,7 +178,6 @@ class AgentTrainer:
                 if self.iteration % self.config.run.save_every == 0:
                     self._save()
         self._save()
-        self._export()
 
     # -- the five steps ------------------------------------------------------------------------------------------
 
@@ -233,6 +232,7 @@ class AgentTrainer:
     # -- files -----------------------------------------------------------------------------------------------------
 
     def _save(self) -> None:
+        self._export()  # a run that is stopped has agent and model of its last save
         if self.files.has(self.iteration):  # saved a moment ago, at `save_every`
             return
         folder = self.files.begin_checkpoint(self.iteration)

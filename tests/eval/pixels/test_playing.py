@@ -61,7 +61,7 @@ def test_an_environment_s_own_metric_is_the_mean_over_episodes_of_what_it_told_l
 def test_a_run_that_has_not_ended_is_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(playing, "real_environments", lambda name, count: (blocks(count), SPACE))
     AgentTrainer(config(), blocks(4), SPACE, tmp_path / "run")
-    with pytest.raises(InputError, match="the run has not ended"):
+    with pytest.raises(InputError, match="the run has saved nothing yet"):
         evaluate(tmp_path / "run", 1, 0)
     assert main(["pixels", "play", "--run", str(tmp_path / "none"), "--out", str(tmp_path / "out.json")]) == 2
     assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'none' / 'config.yaml'}: ")

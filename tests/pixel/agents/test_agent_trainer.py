@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 from operator import attrgetter
@@ -166,6 +167,25 @@ def test_a_resumed_run_goes_on_from_all_that_was_saved(tmp_path):
     assert [json.loads(line)["interactions"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [
         32, 64, 96, 128,
     ]  # fmt: skip
+
+
+def test_stopped_run_has_agent_and_world_of_its_last_save(tmp_path):
+    trainer = AgentTrainer(config(run={"save_every": 2}), blocks(4), SPACE, tmp_path)
+    iterate, states = trainer._iterate, []
+
+    def interrupted():
+        states.append(copy.deepcopy(trainer.state_dict()))
+        if len(states) == 4:
+            raise KeyboardInterrupt
+        return iterate()
+
+    trainer._iterate = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run()
+    learner = torch.load(tmp_path / "learner.pt", weights_only=False)
+    assert all(torch.equal(learner["policy"][key], value) for key, value in states[2]["learner"]["policy"].items())
+    world = load_checkpoint(tmp_path / "model").state_dict()
+    assert all(torch.equal(world[key], value) for key, value in states[2]["world"]["model"].items())
 
 
 def test_ppo_alone_needs_no_world(tmp_path):
