@@ -51,6 +51,13 @@ class Clip:
     context: int
     steps: int
 
+    @classmethod
+    def within(cls, episode: FrameEpisode, start: int | None, context: int | None, steps: int | None) -> Clip:
+        """Return a range of an episode: where None is given, one that an episode of any length has."""
+        start = min(10, len(episode) // 2) if start is None else start
+        context = min(5, start + 1) if context is None else context
+        return cls(start, context, min(15, max(1, len(episode) - start)) if steps is None else steps)
+
     def check(self, episode: FrameEpisode) -> None:
         if self.start - self.context + 1 < 0:
             raise InputError(

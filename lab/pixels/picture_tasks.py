@@ -82,10 +82,12 @@ def _add_clip(task: argparse.ArgumentParser) -> None:
         help="row name and section `sampling` as YAML; may be repeated (default: the system's own)",
     )
     task.add_argument(
-        "--start", type=positive, default=10, help="frame index at which imagination starts (default: 10)"
+        "--start", type=positive, help="frame at which imagination starts (default: 10, or the middle if that is less)"
     )
-    task.add_argument("--context", type=positive, default=5, help="number of context frames up to it (default: 5)")
-    task.add_argument("--steps", type=positive, default=15, help="default: %(default)s")
+    task.add_argument(
+        "--context", type=positive, help="context frames up to it (default: 5, or all if these are fewer)"
+    )
+    task.add_argument("--steps", type=positive, help="default: 15, or up to the end of the episode")
     task.add_argument("--seed", type=int, default=0, help="default: %(default)s")
 
 
@@ -137,8 +139,8 @@ def _rows(args: argparse.Namespace) -> dict[str, Any]:
     """Return the real frames and the imagined frames of each sampling configuration."""
     from lab.pixels.filmstrip import Clip, imagined, load, world_of
 
-    clip = Clip(args.start, args.context, args.steps)
     system, episode = load(args.model, args.episode)
+    clip = Clip.within(episode, args.start, args.context, args.steps)
     clip.check(episode)
     rows = {"true": episode.obs[clip.start + 1 : clip.start + clip.steps + 1]}
     for name, sampling in args.sampling or [("imagined", {})]:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import numpy as np
+import pytest
 from PIL import Image
 
 from lab.__main__ import main
 from lab.pixels import record
 from lab.pixels.curve import read_curve, smoothed
+from lab.pixels.filmstrip import Clip
 from loopwm.pixel.agents.agent_trainer import AgentTrainer
-from loopwm.records.frames import episode_files, read_episode
+from loopwm.pixel.gym import CATCH
+from loopwm.records.frames import FrameEpisode, FrameSpace, episode_files, read_episode
 from loopwm.training.__main__ import main as train
 from tests.fixtures.blocks import SPACE
 from tests.pixel.agents.test_agent_trainer import blocks, config
@@ -47,6 +52,23 @@ def test_filmstrip_has_rows_for_truth_and_each_sampling(frames, twisted_config, 
     assert main([*arguments, "--sampling", "other={dekoder: {}}"]) == 2
     assert "dekoder: unknown key" in capsys.readouterr().err
     assert not (tmp_path / "none.png").exists()
+
+
+@pytest.mark.parametrize(("steps", "clip"), [(1, (0, 1, 1)), (9, (4, 5, 5)), (20, (10, 5, 10)), (300, (10, 5, 15))])
+def test_default_clip_fits_any_episode(steps: int, clip: tuple[int, int, int]) -> None:
+    space = FrameSpace("any", "", (1, 1, 1), 2)
+    action, reward, ends = np.zeros(steps, np.int64), np.zeros(steps, np.float32), np.zeros(steps, bool)
+    episode = FrameEpisode(space, np.zeros((steps + 1, 1, 1, 1), np.uint8), action, reward, ends, ends, 0, "random")
+    found = Clip.within(episode, None, None, None)
+    found.check(episode)
+    assert (found.start, found.context, found.steps) == clip
+
+
+def test_packaged_world_is_drawn_with_defaults(tmp_path: Path) -> None:
+    arguments = ["--model", str(CATCH), "--episode", str(CATCH / "starts" / "000.npz")]
+    assert main(["pixels", "filmstrip", *arguments, "--out", str(tmp_path / "sheet.png")]) == 0
+    assert main(["pixels", "film", *arguments, "--out", str(tmp_path / "film.gif")]) == 0
+    assert Image.open(tmp_path / "film.gif").n_frames == 5
 
 
 def test_a_curve_is_the_mean_return_by_interactions(tmp_path, capsys):
