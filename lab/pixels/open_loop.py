@@ -23,6 +23,8 @@ from loopwm.pixel.replay import Replay, as_learned
 class OpenLoopRollouts:
     """Real and imagined columns, each (B, T): reward, end, whole, exact, and valid, False after a row's first end.
 
+    lit: pixels above zero in each channel, (B, T, C).
+
     Worlds imagine no truncation, so it does not count as an end, but steps after it are invalid.
     """
 
@@ -47,10 +49,11 @@ class OpenLoopRollouts:
 
 
 def means(part: dict[str, NDArray[Any]], name: str, axis: int | None = None) -> Any:
-    """Return means of a column over valid rows; final frames count neither as whole or exact nor as broken."""
-    counted = part["valid"] & ~part["end"] if name in ("whole", "exact") else part["valid"]
+    """Return means of a column over valid rows; final frames, on which worlds are not trained, count in no figure."""
+    counted, column = part["valid"] & ~part["end"] if name in ("whole", "exact", "lit") else part["valid"], part[name]
+    counted = counted.reshape(*counted.shape, *[1] * (column.ndim - 2))  # lit has a value for each channel
     with np.errstate(invalid="ignore"):  # no valid row at an age: NaN
-        return (part[name] * counted).sum(axis) / counted.sum(axis)
+        return (column * counted).sum(axis) / counted.sum(axis)
 
 
 def lit_pixels(frames: NDArray[np.uint8]) -> NDArray[np.int64]:
@@ -106,9 +109,11 @@ def open_loop_rollouts(
     terminated, over = segments.terminated[:, ages], segments.terminated[:, ages] | segments.truncated[:, ages]
     true = np.ones_like(over)
     real = {"reward": segments.reward[:, ages], "end": terminated, "whole": true, "exact": true, "valid": _valid(over)}
+    real["lit"] = lit_pixels(segments.next_obs[:, ages])
     # A frame after a real end is another episode's, so an imagined one that goes on beyond it is not exact.
     exact = (frames == segments.next_obs[:, ages]).all((2, 3, 4)) & real["valid"]
     imagined = {"reward": reward, "end": end, "whole": whole(frames, inside), "exact": exact, "valid": _valid(end)}
+    imagined["lit"] = lit_pixels(frames)
     return OpenLoopRollouts(real, imagined)
 
 

@@ -1,11 +1,12 @@
 """Package the world of an agent's run: its checkpoint, places to start in, and a card of what it gets wrong.
 
 The card compares imagined with real rollouts of the same actions from the same places, by age, in random
-play and in the agent's, of other seeds than the run's.
+play and in the agent's, of other seeds than the run's; and it says whether imagination ranks policies as the game does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from gymnasium.vector import VectorEnv
 
 from eval.pixels.playing import load_agent, read_config
 from lab.pixels.open_loop import means, open_loop_rollouts
+from lab.pixels.reality_gap import measure_policies, pairs_in_order
 from loopwm.pixel.checkpoint import load_checkpoint, save_checkpoint
 from loopwm.pixel.gym import real_environments
 from loopwm.pixel.imagined import EnvState, FrameWorld, Policy, RandomPolicy, rollout
@@ -25,6 +27,8 @@ from loopwm.records.frames import FrameSpace, write_episode
 
 STEPS = 400
 """Steps of each real environment that rollouts start in."""
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Random actions of the policies that are ranked."""
 
 
 def package(folder: Path, out: Path, starts: int, rollouts: int, ages: int, seed: int) -> dict[str, Any]:
@@ -65,6 +69,8 @@ def package(folder: Path, out: Path, starts: int, rollouts: int, ages: int, seed
     for offset, (name, policy) in enumerate({"random": chance, "agent": agent.player(env.num_envs, seed)}.items()):
         play = played(env, policy, space, seed + 1 + offset, name)
         card[name] = rows(world, play, rollouts, config.imagination.burn_in, ages, seed)
+    gaps = measure_policies(agent, world, env, space, SHARES, -(-rollouts // (5 * env.num_envs)), seed)
+    card["policies"] = policies([gap["reward"] for gap in gaps])
     write_json(out / "card.json", card)
     return card
 
@@ -76,21 +82,36 @@ def played(env: VectorEnv[Any, Any, Any], policy: Policy, space: FrameSpace, see
     return replay
 
 
-def rows(
-    world: FrameWorld[Any], play: Replay, count: int, context: int, ages: int, seed: int
-) -> list[dict[str, float | int | None]]:
-    """Return a row for each age: figures of real and imagined steps, and the share of exact frames."""
+def rows(world: FrameWorld[Any], play: Replay, count: int, context: int, ages: int, seed: int) -> list[dict[str, Any]]:
+    """Return a row for each age: figures of real and imagined steps, and the share of exact frames.
+
+    pixels: mean number of pixels of each channel, which count the objects of frames with a channel for each kind.
+    """
     compared = open_loop_rollouts(world, play, count, context, ages, np.random.default_rng(seed), torch.device("cpu"))
     real, imagined = compared.real, compared.imagined
     columns: dict[str, Any] = {"n_real": real["valid"].sum(0), "n_imagined": imagined["valid"].sum(0)}
     for name in ("reward", "end"):
         columns |= {f"{name}_real": means(real, name, 0), f"{name}_imagined": means(imagined, name, 0)}
     columns |= {name: means(imagined, name, 0) for name in ("whole", "exact")}
+    columns |= {"pixels_real": means(real, "lit", 0), "pixels_imagined": means(imagined, "lit", 0)}
     return [{"age": age + 1} | {name: _plain(column[age]) for name, column in columns.items()} for age in range(ages)]
 
 
-def _plain(value: Any) -> float | int | None:
-    """Convert to a JSON number; no step of an age is None."""
+def policies(gaps: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the rewards of the agent with each of `SHARES` random actions, and whether imagination ranks them so."""
+    real, imagined = ([gap[side] for gap in gaps] for side in ("real", "imagined"))
+    table = [
+        {"random_share": share, "gap_ci95": [round(end, 4) for end in gap["ci95"]]}
+        | {side: round(gap[side], 4) for side in ("real", "imagined")}
+        for share, gap in zip(SHARES, gaps, strict=True)
+    ]
+    return {"pairs_in_order": pairs_in_order(real, imagined), "rewards": table}
+
+
+def _plain(value: Any) -> Any:
+    """Convert to JSON; no step of an age is None."""
+    if isinstance(value, np.ndarray):
+        return [_plain(each) for each in value]
     return int(value) if isinstance(value, np.integer) else None if np.isnan(value) else round(float(value), 4)
 
 

@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from lab.pixels import reality_gap
-from lab.pixels.reality_gap import before_truncation, contexts, measure, outcomes
+from lab.pixels.reality_gap import Noisy, before_truncation, contexts, measure, outcomes, pairs_in_order
 from loopwm.pixel.agents.agent_trainer import AgentTrainer
 from loopwm.pixel.imagined import EnvState, RandomPolicy, rollout
 from tests.fixtures.blocks import SPACE
 from tests.lab.pixels.test_open_loop import TrueWorld
+from tests.pixel.agents.test_actor_critic_learner import agent, storm
 from tests.pixel.agents.test_agent_trainer import blocks, config
 
 
@@ -57,3 +59,38 @@ def test_outcomes_count_up_to_the_first_end() -> None:
     assert outcomes(played, np.ones((2, 3), dtype=bool)).tolist() == [[3, 1], [7, 0]]
     assert before_truncation(played).tolist() == [[True] * 3, [True, True, False]]
     assert outcomes(played, before_truncation(played)).tolist() == [[3, 1], [3, 0]]
+
+
+class Upwards:
+    """Policy of one action."""
+
+    def __call__(self, obs: Any, first: Any, info: Any) -> Any:
+        return np.zeros(len(obs), np.int64)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
+def test_noisy_policy_acts_at_random_in_its_share(share: float) -> None:
+    policy = Noisy(Upwards(), 4, share, seed=0)
+    actions = np.concatenate([policy(np.zeros(100), np.zeros(100, bool), {}) for _ in range(100)])
+    assert (actions != 0).mean() == pytest.approx(0.75 * share, abs=0.02)
+
+
+def test_noisy_agent_carries_along_the_action_taken() -> None:
+    world, env, given = storm().world(), blocks(4), []
+    observe = world.observe
+
+    def observed(state: Any, action: Any, *rest: Any) -> Any:
+        given.append(action.tolist())
+        return observe(state, action, *rest)
+
+    world.observe = observed  # type: ignore[method-assign]
+    player = agent().player(4, torch.Generator().manual_seed(0), world)
+    played = rollout(env, Noisy(player, SPACE.actions, 0.5, 0), 6, EnvState.reset(env, 0)).segments
+    assert given == played.action[:, :-1].T.tolist()
+
+
+def test_pairs_are_in_order_where_imagination_agrees() -> None:
+    assert pairs_in_order([1, 2, 3], [10, 20, 30]) == 1
+    assert pairs_in_order([1, 2, 3], [3, 2, 1]) == 0
+    assert pairs_in_order([1, 2, 3], [1, 3, 2]) == pytest.approx(2 / 3)
+    assert pairs_in_order([1, 2], [2, 2]) == 0
