@@ -13,6 +13,7 @@ from typing import Any
 
 from eval.commands.calibration import Probabilities, Right
 from lab.figures.predictions import FOLDER, SUFFIX, trusts_and_exact
+from lab.reports.claims import verdict
 from lab.reports.results_page import SHIPPED_NAME, SUITE_TITLES, Result, Row, called, read_store, rounded
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json, write_json
@@ -43,7 +44,7 @@ def read_pictures(data: Path) -> PictureStore:
     return PictureStore(
         read_store(data),
         **others,
-        claims=tuple(read_json(claims) if claims.is_file() else ()),
+        claims=tuple({**c, "verdict": verdict(c, data)} for c in (read_json(claims) if claims.is_file() else ())),
         trusts={suite: trusts_and_exact(path) for suite, path in predictions.items() if path.is_file()},
     )
 

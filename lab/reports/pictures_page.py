@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from eval.scores.tables import table
+from lab.reports.claims import VERDICTS
 from lab.reports.picture_store import PictureStore, keep, read_pictures
 from lab.reports.pictures import pictures
 from lab.reports.results_page import Result
@@ -18,7 +19,6 @@ from loopwm.records.files import write_atomic
 EXAMPLE = "python -m lab pictures docs/results --keep runs/studies/depth"
 
 DATA, PAGE = "data", "pictures.md"
-VERDICTS = ("reproduced", "contradicted", "not resolved")
 LEAD = (
     "Made by `python -m lab pictures docs/results` from the stored results in [data](data/). Exact match in per cent, "
     "with 95 % intervals over games. The tables are on [the page of all results](README.md).\n"
@@ -82,4 +82,5 @@ def _claims(claims: Sequence[Result]) -> str:
     ordered = sorted(claims, key=lambda claim: VERDICTS.index(claim["verdict"]))
     counts = ", ".join(f"{sum(c['verdict'] == verdict for c in claims)} {verdict}" for verdict in VERDICTS)
     rows = [[claim["claim"], claim["verdict"], claim["here"], claim["measured"]] for claim in ordered]
-    return f"{counts}.\n\n" + table(["Claim", "Verdict", "Here", "Measured"], rows)
+    how = "Verdicts on pixel worlds are computed from the bars of [data/claims.json](data/claims.json)."
+    return f"{counts}. {how}\n\n" + table(["Claim", "Verdict", "Here", "Measured"], rows)
