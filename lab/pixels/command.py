@@ -97,9 +97,13 @@ def _add_probes(tasks: Tasks) -> None:
     package = add_task(tasks, "package", _package, purpose, "checkpoint folder to write")
     package.add_argument("--run", type=Path, required=True, dest="folder", help="folder of a finished run of an agent")
     package.add_argument("--starts", type=positive, default=32, help="episodes to start in (default: %(default)s)")
-    package.add_argument("--rollouts", type=positive, default=2000, help="of each policy (default: %(default)s)")
-    package.add_argument("--steps", type=positive, default=8, help="steps of a rollout (default: %(default)s)")
-    package.add_argument("--seed", type=int, default=1000, help="default: %(default)s")
+    purpose = "write the card of a packaged world again, measured with the agent of any run of its environment"
+    card = add_task(tasks, "card", _card, purpose, "checkpoint folder of the world")
+    card.add_argument("--run", type=Path, required=True, dest="folder", help="folder of a run of an agent")
+    for task in (package, card):
+        task.add_argument("--rollouts", type=positive, default=2000, help="of each policy (default: %(default)s)")
+        task.add_argument("--steps", type=positive, default=8, help="steps of a rollout (default: %(default)s)")
+        task.add_argument("--seed", type=int, default=1000, help="default: %(default)s")
     oracle = add_task(tasks, "oracle", _oracle, "train an agent in the simulator instead of a world", "run folder")
     oracle.add_argument("--config", type=Path, required=True, help="YAML file, see configs/studies/oracle-catch.yaml")
     oracle.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to the configuration")
@@ -182,6 +186,12 @@ def _package(args: argparse.Namespace) -> None:
 
     card = package(args.folder, args.out, args.starts, args.rollouts, args.steps, args.seed)
     print(json.dumps(card, indent=1))
+
+
+def _card(args: argparse.Namespace) -> None:
+    from lab.pixels.packaged_world import write_card
+
+    print(json.dumps(write_card(args.folder, args.out, args.rollouts, args.steps, args.seed), indent=1))
 
 
 def _reality_gap(args: argparse.Namespace) -> None:

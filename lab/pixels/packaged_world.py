@@ -13,18 +13,21 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
+from safetensors.torch import load_file
 
 from eval.pixels.playing import load_agent, read_config
 from lab.pixels.open_loop import means, open_loop_rollouts
 from lab.pixels.reality_gap import measure_policies, pairs_in_order
-from loopwm.pixel.checkpoint import load_checkpoint, save_checkpoint
+from loopwm.pixel.agents.config import AgentConfig
+from loopwm.pixel.checkpoint import WEIGHTS, load_checkpoint, save_checkpoint
 from loopwm.pixel.gym import real_environments
 from loopwm.pixel.imagined import EnvState, FrameWorld, Policy, RandomPolicy, rollout
 from loopwm.pixel.replay import Replay
 from loopwm.records.errors import InputError
-from loopwm.records.files import write_json
+from loopwm.records.files import read_json, read_json_lines, write_json
 from loopwm.records.frames import FrameSpace, write_episode
 
+CARD = "card.json"
 STEPS = 400
 """Steps of each real environment that rollouts start in."""
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -45,33 +48,53 @@ def package(folder: Path, out: Path, starts: int, rollouts: int, ages: int, seed
     Raises:
         InputError: the run is unfinished, has no world, or has the same seed
     """
+    config = _checked_config(folder, seed)
+    env, space = real_environments(config.real.environment, config.real.count)
+    # Half the bytes; the card is of what was written.
+    save_checkpoint(load_checkpoint(folder / "model").to(torch.bfloat16), out)
+    chance = RandomPolicy(space.actions, np.random.default_rng(seed))
+    _write_starts(out / "starts", played(env, chance, space, seed, "random"), starts)
+    return write_card(folder, out, rollouts, ages, seed)
+
+
+def _checked_config(folder: Path, seed: int) -> AgentConfig:
     config = read_config(folder)
     if seed == config.run.seed:
         raise InputError(f"--seed: must differ from the run's ({config.run.seed}), whose play the world has seen")
-    env, space = real_environments(config.real.environment, config.real.count)
-    agent = load_agent(folder, space, config)
-    if agent.world is None:
+    if not (folder / "model").is_dir():
         raise InputError(f"{folder}: the run has no world model")
-    chance = RandomPolicy(space.actions, np.random.default_rng(seed))
-    # Half the bytes; the card is of what was written.
-    save_checkpoint(load_checkpoint(folder / "model").to(torch.bfloat16), out)
-    world = load_checkpoint(out).world(config.sampling)
-    _write_starts(out / "starts", played(env, chance, space, seed, "random"), starts)
-    card: dict[str, Any] = {
-        "environment": space.env,
-        "system": config.of_system,
-        "interactions": config.real.total,
-        "run_seed": config.run.seed,
-        "seed": seed,
-        "rollouts": rollouts,
-        "context": config.imagination.burn_in,
-    }
+    return config
+
+
+def write_card(folder: Path, out: Path, rollouts: int, ages: int, seed: int) -> dict[str, Any]:
+    """Measure the world in `out` with the agent of a run, write its `card.json`, and return it.
+
+    The agent may be another world's: it reads frames, and carries along its own world. Arguments as of `package`.
+
+    Raises:
+        InputError: as `package`, or the run is of another environment
+    """
+    config = _checked_config(folder, seed)
+    env, space = real_environments(config.real.environment, config.real.count)
+    agent, system = load_agent(folder, space, config), load_checkpoint(out)
+    space.require(system.space, str(out))
+    world = system.world(config.sampling)
+    chance, context = RandomPolicy(space.actions, np.random.default_rng(seed)), config.imagination.burn_in
+    trained, written = load_file(folder / "model" / WEIGHTS), load_file(out / WEIGHTS)
+    own = trained.keys() == written.keys() and all(torch.equal(written[k], trained[k].to(written[k])) for k in written)
+    steps = [record["interactions"] for _, record in read_json_lines(folder / "metrics.jsonl")]
+    card: dict[str, Any] = {"environment": space.env, "system": system.name}
+    if own:
+        card |= {"interactions": steps[-1], "run_seed": config.run.seed}
+    else:  # what was said of the world's own run stays
+        card |= {name: read_json(out / CARD)[name] for name in ("interactions", "run_seed")}
+    card |= {"seed": seed, "rollouts": rollouts, "context": context, "own_agent": own}
     for offset, (name, policy) in enumerate({"random": chance, "agent": agent.player(env.num_envs, seed)}.items()):
         play = played(env, policy, space, seed + 1 + offset, name)
-        card[name] = rows(world, play, rollouts, config.imagination.burn_in, ages, seed)
+        card[name] = rows(world, play, rollouts, context, ages, seed)
     gaps = measure_policies(agent, world, env, space, SHARES, -(-rollouts // (5 * env.num_envs)), seed)
     card["policies"] = policies([gap["reward"] for gap in gaps])
-    write_json(out / "card.json", card)
+    write_json(out / CARD, card)
     return card
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lab.pixels import packaged_world
-from lab.pixels.packaged_world import SHARES, package, played, policies, rows
+from lab.pixels.packaged_world import SHARES, package, played, policies, rows, write_card
 from loopwm.pixel.agents.agent_trainer import AgentTrainer
 from loopwm.pixel.checkpoint import load_checkpoint
 from loopwm.pixel.gym import CATCH, make_vector_env, real_environments
@@ -28,12 +28,17 @@ def test_a_packaged_world_can_be_played_in(tmp_path, monkeypatch):
     assert [row["random_share"] for row in card["policies"]["rewards"]] == list(SHARES)
     assert 0 <= card["policies"]["pairs_in_order"] <= 1
     assert len(list((tmp_path / "world/starts").iterdir())) == 5
+    assert (card["own_agent"], card["interactions"]) == (True, 128)
+    AgentTrainer(config(run={"seed": 3}, real={"total": 64}), blocks(4), SPACE, tmp_path / "other").run()
+    other = write_card(tmp_path / "other", tmp_path / "world", 20, 3, 1)
+    assert (other["own_agent"], other["interactions"]) == (False, 128)
+    assert other["random"] == card["random"]
     worlds = make_vector_env(2, tmp_path / "world", context=2)
     assert worlds.reset(seed=0)[0].shape == (2, *SPACE.frame_shape)
     with pytest.raises(InputError, match=r"--seed: must differ from the run's \(0\)"):
-        package(tmp_path / "run", tmp_path / "other", starts=5, rollouts=20, ages=3, seed=0)
+        package(tmp_path / "run", tmp_path / "again", starts=5, rollouts=20, ages=3, seed=0)
     with pytest.raises(InputError, match="--starts: must be at most"):
-        package(tmp_path / "run", tmp_path / "other", starts=10_000, rollouts=20, ages=3, seed=1)
+        package(tmp_path / "run", tmp_path / "again", starts=10_000, rollouts=20, ages=3, seed=1)
 
 
 def test_policies_of_a_card_are_those_compared():
