@@ -38,7 +38,7 @@ class Contexts:
     space: FrameSpace
     segments: Segments
 
-    def sample(self, batch: int, length: int, generator: np.random.Generator) -> Segments:
+    def sample(self, batch: int, length: int, generator: np.random.Generator, following: bool) -> Segments:
         """Return the first contexts. Worlds that restart get some, too: what follows a first end does not count."""
         return Segments(*(column[:batch, -length:] for column in vars(self.segments).values()))
 

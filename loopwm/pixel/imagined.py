@@ -180,7 +180,7 @@ class ImaginedVectorEnv(VectorEnv[Array, Array, Array], Generic[S]):
 
     def _begin(self, rows: NDArray[np.int64], infos: dict[str, Any]) -> tuple[Array, S]:
         """Start worlds from replay segments; return their current frames and state."""
-        segments = self._replay.sample(len(rows), self._context, self.np_random)
+        segments = self._replay.sample(len(rows), self._context, self.np_random, following=False)
         actions = segments.action[:, :-1]
         for i, row in enumerate(rows):
             context = {"context_obs": segments.obs[i], "context_action": actions[i], "context_first": segments.first[i]}

@@ -85,10 +85,10 @@ class PixelProgram:
     def _batch(self, replay: Replay, step: int, first_row: int) -> Rows:
         """Sample segments by (seed, step, row)."""
         batch, seed = self.config.batch, (self.config.run.seed, step, first_row)
-        segments = rewarded(
-            replay.sample(batch.rows, batch.steps, np.random.default_rng(seed)), self.config.data.rewards
-        )
-        return Rows(FrameBatch.of(segments), range(first_row, first_row + batch.rows), seed)
+        rng, following = np.random.default_rng(seed), self.objective.reads_following
+        segments = replay.sample(batch.rows, batch.steps, rng, following=following)
+        frames = FrameBatch.of(rewarded(segments, self.config.data.rewards))
+        return Rows(frames, range(first_row, first_row + batch.rows), seed)
 
     def normaliser(self, batches: Sequence[Rows]) -> float:
         return len(batches)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -62,8 +62,6 @@ def as_learned(segments: Segments) -> Segments:
 
 
 RewardUnit = Literal["raw", "sign"]
-
-
 T = TypeVar("T", Segments, FrameEpisode)
 
 
@@ -117,15 +115,16 @@ class _Stream:
         """Return the insertion number of each step."""
         return np.repeat([piece.number for piece in self.pieces], [len(piece.episode) for piece in self.pieces])
 
-    def cuts(self, start: int, length: int) -> Iterator[tuple[NDArray[Any], ...]]:
-        """Yield `length` steps from the `start`-th retained one, piece by piece."""
+    def copy(self, start: int, length: int, columns: Sequence[NDArray[Any]]) -> None:
+        """Copy `length` steps from the `start`-th retained one to columns in the order of Segments' fields."""
         start += self.starts[0]
-        index, stop = bisect_right(self.starts, start) - 1, start + length
-        while start < stop:
-            piece, begin = self.pieces[index], self.starts[index]
-            until = min(stop, begin + len(piece.episode))
-            yield piece.cut(start - begin, until - begin)
-            start, index = until, index + 1
+        index, done = bisect_right(self.starts, start) - 1, 0
+        while done < length:
+            piece, begin = self.pieces[index], start + done - self.starts[index]
+            count = min(length - done, len(piece.episode) - begin)
+            for column, steps in zip(columns, piece.cut(begin, begin + count), strict=True):
+                column[done : done + count] = steps[: len(column)]  # `next_obs` may be left out
+            done, index = done + count, index + 1
 
 
 class Replay:
@@ -209,28 +208,32 @@ class Replay:
         """Return the retained episodes, oldest first."""
         return [piece.episode for piece in self._pieces]
 
-    def sample(self, batch: int, length: int, generator: np.random.Generator, shares: Sequence[float] = ()) -> Segments:
+    def sample(
+        self, batch: int, length: int, rng: np.random.Generator, shares: Sequence[float] = (), following: bool = True
+    ) -> Segments:
         """Sample `batch` segments of `length` consecutive steps, with replacement, uniformly over all possible starts.
 
-        shares: probability of each of equally large parts of the starts, oldest first; empty for uniform. Raises
-        InputError if no stream has `length` steps.
+        shares: probability of each of equally large parts of the starts, oldest first; empty for uniform. following:
+        False leaves `next_obs` empty, half of the bytes. Raises InputError if no stream has `length` steps.
         """
         streams = [self._streams[name] for name in sorted(self._streams)]
         ends = np.cumsum([max(0, len(stream) - length + 1) for stream in streams])  # possible starts
         if length < 1 or not streams or ends[-1] == 0:
             longest = max(map(len, streams), default=0)
             raise InputError(f"length: must be 1 to {longest} steps (longest stream), got {length}")
-        index = generator.integers(ends[-1], size=batch)
+        index = rng.integers(ends[-1], size=batch)
         if shares:
-            part = generator.choice(len(shares), size=batch, p=shares)
+            part = rng.choice(len(shares), size=batch, p=shares)
             places = (part + index / ends[-1]) / len(shares) * int(ends[-1])  # the same place within that part
             index = self._by_age(streams, length)[places.astype(np.int64)]
         # side="right": an index equal to the end of a stream is the first start of the next one.
         owners = np.searchsorted(ends, index, side="right")
         starts = index - np.concatenate(([0], ends))[owners]
-        cuts = [streams[owner].cuts(int(start), length) for owner, start in zip(owners, starts, strict=True)]
-        rows = [map(np.concatenate, zip(*pieces, strict=True)) for pieces in cuts]
-        return Segments(*map(np.stack, zip(*rows, strict=True)))
+        frames = (np.empty((batch, n, *self.space.frame_shape), np.uint8) for n in (length, length * following))
+        columns = *frames, *(np.empty((batch, length), kind) for kind in (np.int64, np.float32, *4 * [bool]))
+        for row, (owner, start) in enumerate(zip(owners, starts.tolist(), strict=True)):
+            streams[owner].copy(start, length, [column[row] for column in columns])
+        return Segments(*columns)
 
     def _by_age(self, streams: Sequence[_Stream], length: int) -> NDArray[np.int64]:
         """Return the possible starts, as `sample` numbers them, in insertion order."""

@@ -38,7 +38,7 @@ def mean_of(mean: Tensor, count: int) -> Tensor:
 class FrameBatch(NamedTuple):
     """Consecutive replayed steps, as in `Segments`; a lost life counts as terminated.
 
-    obs and next_obs: uint8 (B, T, H, W, C); all others: (B, T)
+    obs and next_obs: uint8 (B, T, H, W, C), next_obs (B, 0, ...) for systems without `reads_following`; others: (B, T)
     """
 
     obs: Tensor
@@ -77,6 +77,8 @@ class PixelSystem(nn.Module):
     """Minimum segment length, in steps."""
     width: int = 0
     """Feature width F if the world is a `LatentWorld`, else 0."""
+    reads_following: ClassVar[bool] = True
+    """False if the loss does not read `next_obs`, which halves the segments."""
 
     def __init__(self, config: Any, objective: Any, space: FrameSpace) -> None:
         super().__init__()

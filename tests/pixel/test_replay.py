@@ -62,6 +62,15 @@ def test_a_generator_in_the_same_state_draws_the_same() -> None:
     assert not equal(sample_many(three_episodes(), 2, seed=3), sample_many(three_episodes(), 2, seed=4))
 
 
+def test_frames_after_the_steps_can_be_left_out() -> None:
+    replay = three_episodes()
+    whole, half = (replay.sample(40, 3, np.random.default_rng(3), following=following) for following in (True, False))
+    assert half.next_obs.shape == (40, 0, *SPACE.frame_shape)
+    assert whole.next_obs.shape == whole.obs.shape
+    for name in set(vars(whole)) - {"next_obs"}:
+        assert np.array_equal(getattr(half, name), getattr(whole, name))
+
+
 def test_pieces_of_one_episode_are_joined_without_a_seam() -> None:
     whole, pieces = Replay(SPACE, 100), Replay(SPACE, 100)
     whole.add(make_episode(10, 9))

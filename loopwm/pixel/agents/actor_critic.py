@@ -263,7 +263,7 @@ class ActorCriticLearner:
 
     def __init__(self, network: ActorCriticNetwork, config: ActorCriticConfig) -> None:
         self.network, self.config = network, config
-        self.optimizer = torch.optim.Adam(network.parameters(), lr=config.learning_rate, eps=1e-5)
+        self.optimizer = torch.optim.Adam(network.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
         self.slow_critic = copy.deepcopy(network.critic).requires_grad_(False)
         self.scale = PercentileScale(config.percentiles, config.scale_decay)
 

@@ -263,7 +263,7 @@ class ActorCriticAgent:
             data, result = player.play(dream_of.env, settings.steps, env_state)
             return self.learner.update(data) | step_means(result)
         world = cast("LatentWorld[Any]", dream_of.world)
-        segments = dream_of.replay.sample(settings.count, settings.burn_in, chance.rng)
+        segments = dream_of.replay.sample(settings.count, settings.burn_in, chance.rng, following=False)
         obs, action, first = (
             torch.from_numpy(x).to(generator.device) for x in (segments.obs, segments.action[:, :-1], segments.first)
         )

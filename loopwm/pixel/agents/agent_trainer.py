@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,6 @@ from loopwm.records.run_folder import RunFolder, where_from
 from loopwm.runtime import use_device
 
 STATE, LEARNER = "state.pt", "learner.pt"
-KEEP_CHECKPOINTS = 2
-"""Checkpoints to keep."""
 
 
 class WorldLearner:
@@ -56,9 +54,8 @@ class WorldLearner:
         self.system = initial_system(config, space).to(device)
         if config.world.steps < self.system.shortest:
             raise InputError(f"world.steps: must be at least {self.system.shortest}, got {config.world.steps}")
-        self.optimizer = torch.optim.AdamW(
-            self.system.parameters(), lr=config.world.learning_rate, weight_decay=config.world.weight_decay
-        )
+        rate, decay = config.world.learning_rate, config.world.weight_decay
+        self.optimizer = torch.optim.AdamW(self.system.parameters(), rate, weight_decay=decay, fused=True)
         self.updates = 0
 
     def prepare(self, result: Rollout) -> Numbers:
@@ -71,7 +68,8 @@ class WorldLearner:
         totals: Numbers = {}
         bounds = np.linspace(0, world.rows, world.minibatches + 1).astype(int)  # parts differ by a row at most
         for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-            batch = FrameBatch.of(replay.sample(stop - start, world.steps, rng, world.recency)).to(self.device)
+            segments = replay.sample(stop - start, world.steps, rng, world.recency, self.system.reads_following)
+            batch = FrameBatch.of(segments).to(self.device)
             # Depths are seeded by update and row, so they do not depend on the number of minibatches.
             plan = self.system.plan(seed, self.updates, range(start, stop))
             loss, measured = self.system.loss(batch, plan, seeded(self.device, seed, self.updates, start))
@@ -113,17 +111,12 @@ def initial_system(config: AgentConfig, space: FrameSpace) -> PixelSystem:
     folder = Path(config.world.start_from)
     trained = load_checkpoint(folder, config.of_system)
     trained.space.require(space, "real.environment")
-    require_same("model", fresh.config, trained.config, folder)
-    require_same("objective", fresh.objective, trained.objective, folder)
+    pairs = {"model": (fresh.config, trained.config), "objective": (fresh.objective, trained.objective)}
+    for section, (ours, theirs) in pairs.items():
+        for name, here in vars(ours).items():
+            if here != (there := getattr(theirs, name)):
+                raise InputError(f"{section}.{name}: must be {there!r} as in world.start_from {folder}, got {here!r}")
     return trained.train()
-
-
-def require_same(section: str, ours: Any, theirs: Any, folder: Path) -> None:
-    """Compare two configuration sections. Raises InputError if a key differs; the message names the first one."""
-    for field in fields(ours):
-        here, there = getattr(ours, field.name), getattr(theirs, field.name)
-        if here != there:
-            raise InputError(f"{section}.{field.name}: must be {there!r} as in world.start_from {folder}, got {here!r}")
 
 
 def in_unit(env: VectorEnv[Any, Any, Any], unit: RewardUnit) -> VectorEnv[Any, Any, Any]:
@@ -145,7 +138,7 @@ class AgentTrainer:
         if self.needs_world and config.imagination.updates and not config.has_world:
             raise InputError("imagination.updates: requires a world; set world.updates or world.start_from")
         self.config, self.env, self.folder = config, in_unit(env, config.real.rewards), folder
-        self.files = RunFolder(folder, "iteration", KEEP_CHECKPOINTS)
+        self.files = RunFolder(folder, "iteration", 2)  # checkpoints to keep
         torch.manual_seed(config.run.seed)  # initial weights
         self.chance, self.device = Chance.of(config.run.seed), use_device(config.run.device, "run.device")
         self.world = WorldLearner(config, space, self.device) if config.has_world else None

@@ -60,6 +60,7 @@ class StormSystem(PixelSystem):
 
     name = "storm"
     Model, Objective, Sampling = StormConfig, StormObjective, StormSampling
+    reads_following = False
 
     def __init__(self, config: StormConfig, objective: StormObjective, space: FrameSpace) -> None:
         super().__init__(config, objective, space)

@@ -42,7 +42,7 @@ def test_a_perfect_world_has_no_gap_and_others_have(tmp_path: Any, monkeypatch: 
 def test_a_start_ends_with_the_current_frame_of_its_row() -> None:
     env, policy = blocks(3), RandomPolicy(SPACE.actions, np.random.default_rng(0))
     lead = rollout(env, policy, 9, EnvState.reset(env, 0))
-    found = contexts(lead.segments, lead.env_state, SPACE).sample(3, 4, np.random.default_rng(0))
+    found = contexts(lead.segments, lead.env_state, SPACE).sample(3, 4, np.random.default_rng(0), True)
     assert np.array_equal(found.obs[:, -1], lead.env_state.obs)
     assert np.array_equal(found.first[:, -1], lead.env_state.first)
     assert np.array_equal(found.obs[:, :-1], lead.segments.obs[:, -3:])

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from loopwm.pixel.agents.actor_critic_learner import ActorCriticAgent, FrameReader, LatentReader, RecordingPlayer
-from loopwm.pixel.agents.agent_trainer import AgentTrainer
+from loopwm.pixel.agents.agent_trainer import AgentTrainer, WorldLearner
 from loopwm.pixel.agents.config import AgentConfig, agent_config
 from loopwm.pixel.agents.learner import Chance, Dream
 from loopwm.pixel.imagined import EnvState, ImaginedVectorEnv, RandomPolicy, rollout
@@ -154,6 +154,22 @@ def test_a_resumed_run_goes_on_from_all_that_was_saved(tmp_path: Path) -> None:
     assert all(torch.equal(restored["world"]["model"][k], v) for k, v in state["world"]["model"].items())
     again.run()
     assert [record["interactions"] for record in records(tmp_path)] == [32, 64, 96, 128]
+
+
+def test_storm_is_trained_without_the_frames_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, replay, shapes = WorldLearner(config(), SPACE, torch.device("cpu")), Replay(SPACE, 1000), []
+    env = blocks(4)
+    policy = RandomPolicy(SPACE.actions, np.random.default_rng(0))
+    replay.add_segments(rollout(env, policy, 12, EnvState.reset(env, 0)).segments, "random", 0)
+    loss = learner.system.loss
+
+    def recorded(batch: Any, *rest: Any) -> Any:
+        shapes.append((batch.obs.shape, batch.next_obs.shape))
+        return loss(batch, *rest)
+
+    monkeypatch.setattr(learner.system, "loss", recorded)
+    learner.update(replay, np.random.default_rng(0))
+    assert shapes == [((4, 6, *SPACE.frame_shape), (4, 0, *SPACE.frame_shape))]
 
 
 @pytest.mark.parametrize("imagines", [True, False])
