@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,16 @@ def test_arguments_that_do_not_fit_are_refused(arguments: dict[str, Any], messag
 def test_starts_of_another_environment_are_refused(tmp_path: Path) -> None:
     write_episode(tmp_path / "0.npz", played(0))
     with pytest.raises(InputError, match=r"replay: env is 'blocks', expected 'catch'"):
+        make_vector_env(2, starts=tmp_path)
+
+
+def test_starts_of_another_frame_size_are_refused(tmp_path: Path) -> None:
+    episode = read_episode(CATCH / "starts" / "000.npz")
+    larger = replace(episode.space, frame_shape=(11, 5, 1))
+    write_episode(
+        tmp_path / "0.npz", replace(episode, space=larger, obs=np.pad(episode.obs, ((0, 0), (1, 0), *2 * [(0, 0)])))
+    )
+    with pytest.raises(InputError, match=r"replay: frame_shape is \(11, 5, 1\), expected \(10, 5, 1\)"):
         make_vector_env(2, starts=tmp_path)
 
 
