@@ -47,6 +47,11 @@ CATCH = Path(__file__).parent / "pretrained/catch"
 """Packaged world of Catch: a checkpoint, and a folder of episodes to start from."""
 
 
+def world_folder(name: str | Path) -> Path:
+    """Return the folder of a packaged world by its name, or the folder that is named."""
+    return packaged if (packaged := CATCH.parent / name).is_dir() else Path(name)
+
+
 def make_vector_env(
     num_envs: int = 1,
     checkpoint: str | Path = CATCH,
@@ -60,7 +65,7 @@ def make_vector_env(
 
     Args:
         num_envs: worlds
-        checkpoint: folder of a pixel model
+        checkpoint: folder of a pixel model, or the name of a packaged one
         starts: folder of recorded episodes to start in, None for `starts` in the checkpoint
         context: recorded frames that a world starts from
         horizon: steps before truncation
@@ -71,8 +76,8 @@ def make_vector_env(
     from loopwm.pixel.imagined import ImaginedVectorEnv
     from loopwm.pixel.replay import Replay
 
-    system = load_checkpoint(Path(checkpoint))
-    replay = Replay.from_folder(Path(starts or Path(checkpoint) / "starts"))
+    folder = world_folder(checkpoint)
+    system, replay = load_checkpoint(folder), Replay.from_folder(Path(starts or folder / "starts"))
     world = system.world(typed(system.Sampling, sampling or {}))
     return ImaginedVectorEnv(world, replay, num_envs, context, horizon, render_mode=render_mode)
 

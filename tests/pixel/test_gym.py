@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,7 +15,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 
-from loopwm.pixel.gym import CATCH, ImaginedEnv, make_vector_env
+from loopwm.pixel.gym import CATCH, ImaginedEnv, make_vector_env, world_folder
 from loopwm.pixel.imagined import EnvState, RandomPolicy, painted, rollout
 from loopwm.pixel.replay import Replay
 from loopwm.records.errors import InputError
@@ -94,6 +95,21 @@ def test_channels_are_painted_in_different_colours() -> None:
 def test_arguments_that_do_not_fit_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         make_vector_env(2, **arguments).reset(seed=0)
+
+
+@pytest.mark.parametrize("name", sorted(folder.name for folder in CATCH.parent.iterdir()))
+def test_packaged_worlds_are_made_by_name(name: str) -> None:
+    envs = gymnasium.make_vec(NAME, num_envs=3, checkpoint=name)
+    obs, _ = envs.reset(seed=0)
+    assert obs.shape == envs.observation_space.shape
+    assert world_folder(CATCH.parent / name) == world_folder(name) == CATCH.parent / name
+    card = json.loads((CATCH.parent / name / "card.json").read_text())
+    assert card["environment"] == envs.unwrapped.space.env  # type: ignore[attr-defined]
+    assert card["policies"]["pairs_in_order"] > 0.5
+
+
+def test_packaged_worlds_are_small() -> None:
+    assert sum(path.stat().st_size for path in CATCH.parent.rglob("*") if path.is_file()) < 12_000_000
 
 
 def test_starts_of_another_environment_are_refused(tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
 """Learner interface: an agent that plays, and learns from real and from imagined play.
 
 A learner is a class of this protocol and one line of `LEARNERS` in `loopwm.pixel.registry`; it brings its sections of
-the configuration. The trainer constructs it as Learner(config, space, width): width is that of a latent world's
-features, 0 for a world of frames.
+the configuration. The trainer constructs it as Learner(config, space, width of a latent world's features or 0).
 """
 
 from __future__ import annotations

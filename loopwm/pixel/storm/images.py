@@ -1,7 +1,4 @@
-"""STORM's image encoder and decoder (STORM, tables 2 and 3), and a variant for small frames.
-
-Shape suffixes: N frames, C/H/W channels, height, width.
-"""
+"""STORM's image encoder and decoder (STORM, tables 2 and 3), and a variant for small frames."""
 
 from __future__ import annotations
 
