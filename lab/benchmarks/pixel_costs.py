@@ -83,8 +83,8 @@ def ours() -> dict[str, float]:
     obs, action, first = map(torch.from_numpy, (segments.obs, segments.action[:, :-1], segments.first))
 
     def imagine() -> Any:
-        begun = world.start(obs, action, first, chance)
-        return dream(world, agent.network, begun, config.imagination.steps, chance)  # type: ignore[arg-type]
+        state = world.start(obs, action, first, chance)
+        return dream(world, agent.network, state, config.imagination.steps, chance)  # type: ignore[arg-type]
 
     experience = imagine()
     figures: dict[str, float] = {
