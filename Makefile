@@ -49,7 +49,7 @@ serve: $(if $(wildcard $(VENV)/.installed),$(VENV)/.installed,$(VENV)/.serve)
 	$(BIN)/python -m serve --model loopwm/pretrained --host $(HOST) --port $(PORT)
 
 # Test models are tiny: with several threads, synchronisation costs more than the work. A file stays in one process.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/.installed
 	$(PYTEST) --ignore=tests/lab $(PYTEST_ARGS)

@@ -22,3 +22,9 @@ def simulator() -> Iterator[ScienceWorld]:
         environment = ScienceWorld()
     yield environment
     environment.close()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put files with slow tests first: dealt last, one of them keeps a process busy while the others have ended."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)

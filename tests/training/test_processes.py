@@ -84,8 +84,7 @@ def test_two_processes_train_as_one(config: str, config_file: Path, alone: Path,
         torch.testing.assert_close(exported[name], weight, rtol=1e-2, atol=1e-3)
 
 
-@pytest.mark.parametrize("config", ["ddp", "fsdp2"])
-@pytest.mark.parametrize("moment", ["a step", "a save"])
+@pytest.mark.parametrize(("config", "moment"), [("ddp", "a step"), ("fsdp2", "a save")])
 def test_run_of_a_killed_rank_resumes(config: str, moment: str, config_file: Path, alone: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     checkpoints = folder / "checkpoints"
