@@ -44,6 +44,8 @@ from loopwm.records.run_folder import RunFolder, where_from
 from loopwm.runtime import use_device
 
 STATE, LEARNER = "state.pt", "learner.pt"
+KEEP_CHECKPOINTS = 2
+"""Checkpoints to keep."""
 
 
 class WorldLearner:
@@ -138,7 +140,7 @@ class AgentTrainer:
         if self.needs_world and config.imagination.updates and not config.has_world:
             raise InputError("imagination.updates: requires a world; set world.updates or world.start_from")
         self.config, self.env, self.folder = config, in_unit(env, config.real.rewards), folder
-        self.files = RunFolder(folder, "iteration", 2)  # checkpoints to keep
+        self.files = RunFolder(folder, "iteration", KEEP_CHECKPOINTS)
         torch.manual_seed(config.run.seed)  # initial weights
         self.chance, self.device = Chance.of(config.run.seed), use_device(config.run.device, "run.device")
         self.world = WorldLearner(config, space, self.device) if config.has_world else None
