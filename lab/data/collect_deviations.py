@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import argparse
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +28,8 @@ from data_prep.policies import (
     named_words,
     of_any_verb,
 )
+from lab.data.probes import absent_name, alfworld_words, scienceworld_words
+from lab.data.scienceworld_probes import EVERYWHERE, Scene
 from loopwm.records.errors import InputError
 
 EXAMPLE = (
@@ -77,6 +81,23 @@ EARLY = 0.3
 
 RELATED = 0.5
 """Share of fatal episodes whose last action shares a word of a name with the path, if such a one is possible."""
+
+ABSENT_TRIES = (1, 1, 2, 3)
+"""Numbers of things out of view that an episode focuses on."""
+
+ASKED_FOR = 0.4
+"""Share of them that the path focuses on elsewhere."""
+
+OF_THIS_WORLD = 0.7
+"""Share of the others that are things of ScienceWorld; the rest are named as probes name what is absent."""
+
+WANDERS = 0.4
+"""Share of episodes that leave the path before their last focus, through up to `WANDERINGS` doors."""
+
+WANDERINGS = 3
+
+IN_VIEW = 0.8
+"""Share of episodes that focus on something in view at last, which mostly loses the game."""
 
 
 def act_leaving_out(leaving: Leaving, environment: Environment, gold: Sequence[str], rng: Random) -> Play:
@@ -140,6 +161,42 @@ def act_fatal(environment: Environment, gold: Sequence[str], rng: Random) -> Pla
         slips = [slip for slip in slips if not names.isdisjoint(named_words(slip))] or slips
     if slips:
         yield from walk.follow([rng.choice(slips)])
+
+
+def act_focus(environment: Environment, gold: Sequence[str], rng: Random) -> Play:
+    """Play the gold path up to any place; focus on things out of view on the way, and on one in view at the end."""
+    path = [action for action in gold[: rng.randint(0, len(gold))] if action.split()[0] not in FATAL]
+    asked_for = [action for action in gold if action.split()[0] in FATAL]
+    tries = Counter(rng.choices(range(len(path) + 1), k=rng.choice(ABSENT_TRIES)))
+    walk = Walk(environment, rng)
+    yield from walk.follow(environment.looks[:1])  # a policy is not sent step 0
+    for place in range(len(path) + 1):
+        for _ in range(tries[place]):
+            yield from walk.follow([_focus_out_of_view(Scene.of(walk.step), asked_for, rng)])
+        yield from walk.follow(path[place : place + 1])
+    if rng.random() < WANDERS:
+        yield from _wander(walk)
+    if rng.random() < IN_VIEW:
+        names = [name for name in Scene.of(walk.step).names() if name not in EVERYWHERE]
+        yield from walk.follow([f"focus on {rng.choice(names or EVERYWHERE)}"])
+
+
+def _focus_out_of_view(scene: Scene, asked_for: Sequence[str], rng: Random) -> str:
+    elsewhere = [action for action in asked_for if named_words(action).isdisjoint(re.findall(r"\w+", scene.view))]
+    if elsewhere and rng.random() < ASKED_FOR:
+        return rng.choice(elsewhere)
+    if rng.random() < OF_THIS_WORLD:
+        absent = [name for name in scienceworld_words() if name.lower() not in scene.view.lower()]
+        return f"focus on {rng.choice(absent)}"
+    return f"focus on {absent_name(scienceworld_words(), alfworld_words(), scene.view, scene.names(), rng)}"
+
+
+def _wander(walk: Walk) -> Play:
+    for _ in range(walk.rng.randint(1, WANDERINGS)):
+        doors = sorted(Scene.of(walk.step).doors)
+        if doors:
+            room = walk.rng.choice(doors)
+            yield from walk.follow([f"open door to {room}", f"go to {room}"])
 
 
 def _stretch(path: Sequence[str], rng: Random) -> list[str]:
@@ -211,6 +268,7 @@ DEVIATIONS: Mapping[str, Callable[[Environment, Sequence[str], Random], Play]] =
     "ahead": act_ahead,
     "changing": act_changing,
     "fatal": act_fatal,
+    "focus": act_focus,
 }
 
 

@@ -4,7 +4,8 @@ Recorded episodes are won under their own goals, so a model that never reads the
 (`python -m lab relabel-goals`) the same actions pay or not, by the goal. Every action of a row is taught, auxiliary
 heads, dropped afterwards, name what decides (what the goal asks for, what was moved, what is held), and a missed goal
 is like one that is won as often. Episodes of ScienceWorld that answer by a box do so rightly and wrongly as often.
-Rewards of other episodes are fitted to what they paid. The model reads the rows once; only the attention and the heads
+Uses of `focus` pay, lose and name what is not there equally often. Rewards of other episodes are fitted to what they
+paid. The model reads the rows once; only the attention and the heads
 of rewards and ends are run again.
 
 Shape suffixes: B rows, L positions, D width, S slots, N = B * S, C classes.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,6 +31,7 @@ from tqdm import tqdm
 
 from lab.agents.searcher import Goal, parse_goal
 from lab.studies.box_rows import BOX_FACTS, Boxes, box_taught
+from lab.studies.focus_rows import FOCUS_FACTS, Focuses, focus_taught
 from lab.studies.goal_rows import (
     FACTS,
     LONGEST,
@@ -39,6 +41,7 @@ from lab.studies.goal_rows import (
     Kinds,
     Row,
     Shown,
+    Taught,
     decided_by_the_action,
     goal_taught,
     nearly_reached,
@@ -74,8 +77,8 @@ ALL_GOALS_FROM = 4
 LIKE_SHARE = 0.85
 """Share of missed goals that are drawn to be like one that was won."""
 ROWS, READ_TOGETHER = 24, 12
-OTHERS_SHARE, BOXES_SHARE = 0.35, 0.2
-"""Shares of rows and batches of other episodes and of boxes."""
+SHARES = (0.45, 0.35, 0.2, 0.0)
+"""Shares of rows and batches of goals, other episodes, boxes and uses of `focus`."""
 FACTS_WEIGHT, ENDS_WEIGHT = 1.0, 1.5
 FALL = 0.35
 """Share of the updates over which the rate falls to zero."""
@@ -210,10 +213,13 @@ def parts_of_goals(model: WorldModel, goals: Goals, rng: Random) -> Iterator[Sho
         yield show(model, goals.draw(extent, rng), extent, teach, rng)
 
 
-def parts_of_boxes(model: WorldModel, boxes: Boxes, rng: Random) -> Iterator[Shown]:
+def parts_of(
+    model: WorldModel, draw: Callable[[Random], Episode], teach: Callable[[Episode], Taught], rng: Random
+) -> Iterator[Shown]:
+    """Yield parts of episodes that end with what is taught."""
     while True:
         extent = WHOLE if rng.random() < WHOLE_SHARE else Extent(None, rng.randint(2, 28))
-        yield show(model, boxes.draw(rng), extent, box_taught, rng)
+        yield show(model, draw(rng), extent, teach, rng)
 
 
 def parts_of_others(model: WorldModel, folders: Sequence[Sequence[Episode]], rng: Random) -> Iterator[Shown]:
@@ -274,6 +280,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--others", type=Path, nargs="+", default=[], help="episodes whose rewards stand as they are")
     parser.add_argument("--rows", type=positive, default=20000, help="to read (default: %(default)s)")
     parser.add_argument("--updates", type=positive, default=8000, help="of 24 rows each (default: %(default)s)")
+    parser.add_argument(
+        "--shares",
+        type=float,
+        nargs=4,
+        default=SHARES,
+        metavar=("GOALS", "OTHERS", "BOXES", "FOCUS"),
+        help="of rows (default: %(default)s); boxes and uses of `focus` are those of the other episodes",
+    )
     parser.add_argument("--rate", type=above_zero, default=2e-3, help="learning rate (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True, help="folder of the new checkpoint; must not exist")
@@ -289,16 +303,21 @@ def run(args: argparse.Namespace) -> None:
     fitted = with_reward_attention(model)
     world_model, goals = WorldModel(model, tokenizer), Goals(recorded_episodes(args.goals))
     folders = [[one for one in recorded_episodes([folder]) if len(one.steps) > 1] for folder in args.others]
-    boxes = Boxes(one for folder in folders for one in folder)
+    others = [one for folder in folders for one in folder]
+    boxes, focuses = Boxes(others), Focuses(others)
+    of_goals, of_others, of_boxes, of_focus = args.shares
     lessons: list[tuple[Iterator[Shown], tuple[int, ...], float]]
-    lessons = [(parts_of_goals(world_model, goals, rng), FACTS, 1.0 - OTHERS_SHARE - BOXES_SHARE)]
+    lessons = [(parts_of_goals(world_model, goals, rng), FACTS, of_goals)]
     if folders:
-        lessons.append((parts_of_others(world_model, folders, rng), (), OTHERS_SHARE))
+        lessons.append((parts_of_others(world_model, folders, rng), (), of_others))
     if boxes:
-        lessons.append((parts_of_boxes(world_model, boxes, rng), BOX_FACTS, BOXES_SHARE))
+        lessons.append((parts_of(world_model, boxes.draw, box_taught, rng), BOX_FACTS, of_boxes))
+    if focuses:
+        lessons.append((parts_of(world_model, focuses.draw, focus_taught, rng), FOCUS_FACTS, of_focus))
     read = [
         Lesson(read_rows(world_model, islice(parts, round(share * args.rows))), values, share)
         for parts, values, share in lessons
+        if share
     ]
     fit(fitted, read, args.updates, args.rate, rng)
     export_model(fitted, tokenizer, args.out, TrainingEpisodes.load(args.model))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -11,7 +14,7 @@ import pytest
 from data_prep.policies import LONGEST_CARELESS, Walk
 from lab.data import collect_deviations
 from lab.main import main
-from loopwm.records.episodes import read_episodes
+from loopwm.records.episodes import Step, read_episodes
 from tests.data_prep.test_policies import GOLD, Marked, acted
 from tests.fixtures.toy import Toy
 
@@ -128,6 +131,46 @@ def test_a_fatal_episode_ends_in_a_misuse_at_the_step_of_the_path_that_may_be_mi
     assert 0.6 < starts.count(5) / len(starts) < 0.9
     assert set(ends) == {"focus on tin cup", "focus on drawing", "focus on window"}
     assert ends.count("focus on tin cup") > 0.55 * len(ends)  # its name is like the one of the path
+
+
+LOOK = """This room is called the kitchen. In it, you see:
+\tthe agent
+\ta tin pot
+\ta red drawing
+You also see:
+\tA door to the hallway (that is open)
+"""
+
+
+def focused(path: Sequence[str], seed: int) -> list[str]:
+    """What `focus` does where every step shows the same room."""
+    actions = collect_deviations.act_focus(Toy(), path, Random(seed))
+    played = [next(actions)]
+    with suppress(StopIteration):
+        while True:
+            played.append(actions.send(Step(played[-1], "", 0, False, look=LOOK, inventory="In your inventory:\n")))
+    return played
+
+
+def test_focus_names_what_is_out_of_view_on_the_path_and_at_last_what_is_in_view() -> None:
+    path = [*GOLD[:5], "focus on unicorn", "focus on tin pot", *GOLD[5:9]]
+    in_view, ends = ("focus on tin pot", "focus on red drawing"), Counter[str]()
+    asked_for = wandered = 0
+    for seed in range(400):
+        look, *played = focused(path, seed)
+        assert look == "look around"
+        tries = [action for action in played if action.startswith("focus") and action not in in_view]
+        assert 1 <= len(tries) <= max(collect_deviations.ABSENT_TRIES)
+        steps = [action for action in played if action in GOLD]
+        assert steps == GOLD[: len(steps)]
+        asked_for += "focus on unicorn" in tries
+        wandered += "go to hallway" in played
+        assert not set(played[:-1]) & set(in_view)
+        ends[played[-1] if played[-1] in in_view else "none"] += 1
+    assert asked_for > 160
+    assert 120 < wandered < 200
+    assert 50 < ends["none"] < 110
+    assert min(ends[action] for action in in_view) > 110
 
 
 @pytest.mark.usefixtures("toy")

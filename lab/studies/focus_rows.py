@@ -1,0 +1,59 @@
+"""Uses of `focus` in ScienceWorld, for `lab fit-goals`: one pays, one loses the game, one names what is not there.
+
+Solutions focus only on what pays, so a model that is taught by them takes any `focus` for a step towards the goal. Here
+the three outcomes are drawn equally often, in each task.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import pairwise
+from random import Random
+
+from data_prep.policies import FATAL
+from lab.agents.agents import is_refusal
+from lab.studies.goal_rows import EARLIER_WEIGHT, UNKNOWN, Taught
+from loopwm.records.episodes import Episode, Step
+
+FOCUS_FACTS = (2,)
+"""Values of each fact: whether the thing is there."""
+
+OUTCOMES = ("paid", "lost", "absent")
+
+
+class Focuses:
+    """Episodes up to each use of `focus`, by task and outcome."""
+
+    def __init__(self, episodes: Iterable[Episode]) -> None:
+        self._of_task = defaultdict[str, dict[str, list[tuple[Episode, int]]]](lambda: defaultdict(list))
+        for episode in episodes:
+            if episode.env == "scienceworld":
+                for end, (before, step) in enumerate(pairwise(episode.steps), start=2):
+                    if outcome := outcome_of(before, step):
+                        self._of_task[episode.task][outcome].append((episode, end))
+
+    def __bool__(self) -> bool:
+        return bool(self._of_task)
+
+    def draw(self, rng: Random) -> Episode:
+        of_outcome = self._of_task[rng.choice(list(self._of_task))]
+        episode, end = rng.choice(of_outcome[rng.choice([name for name in OUTCOMES if name in of_outcome])])
+        return replace(episode, steps=episode.steps[:end])
+
+
+def outcome_of(before: Step, step: Step) -> str | None:
+    """Return which of `OUTCOMES` a step has; None unless it focuses on something, and for one without effect."""
+    if (step.action or "").partition(" ")[0] not in FATAL:
+        return None
+    if is_refusal(step.observation):
+        return "absent"
+    return {True: "paid", False: "lost"}[step.score > before.score] if step.score != before.score else None
+
+
+def focus_taught(episode: Episode) -> Taught:
+    """Return `FOCUS_FACTS` of an episode that ends with a use of `focus`."""
+    earlier = len(episode.steps) - 2
+    there = not is_refusal(episode.steps[-1].observation)
+    return Taught([(UNKNOWN,)] * earlier + [(int(there),)], [EARLIER_WEIGHT] * earlier + [1.0])
