@@ -39,6 +39,7 @@ CONFORMANCE_VENV := .venv-conformance
 HARNESS_VENV := .venv-harness
 DOCS_VENV := .venv-docs
 TEST_PROCESSES ?= 2
+# Installed after the project: in one call pip does not see that the project is what it needs.
 PLUGIN := ./examples/textworld_environment
 EXTRAS := data,train,eval,mcp,envs,pixel,crafter,minatar,dask,dev
 
@@ -76,7 +77,8 @@ $(EXTRAS_VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(EXTRAS_VENV)/bin/python || $(PYTHON) -m venv $(EXTRAS_VENV)
 	grep -v '^pandas==' constraints.txt > $(EXTRAS_VENV)/constraints.txt
 	PATH=$(abspath $(EXTRAS_VENV)/bin):$$PATH $(EXTRAS_VENV)/bin/python -m pip install -c $(EXTRAS_VENV)/constraints.txt \
-	  -e '.[$(EXTRAS),atari,minigrid,rliable,alfworld]' $(PLUGIN)
+	  -e '.[$(EXTRAS),atari,minigrid,rliable,alfworld]'
+	PATH=$(abspath $(EXTRAS_VENV)/bin):$$PATH $(EXTRAS_VENV)/bin/python -m pip install -c $(EXTRAS_VENV)/constraints.txt $(PLUGIN)
 	touch $@
 
 mutants: $(VENV)/.installed
@@ -123,7 +125,8 @@ test-games: $(VENV)/.games
 
 # The compilation asks for a command named `python`.
 $(VENV)/.games: $(VENV)/.installed
-	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m pip install -c constraints.txt -e '.[alfworld]' $(PLUGIN)
+	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m pip install -c constraints.txt -e '.[alfworld]'
+	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m pip install -c constraints.txt $(PLUGIN)
 	touch $@
 
 # Clients of others against the served checkpoint, and requests made up from the API's description.

@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "results": ("lab.reports.results_page", "keep results of runs and write the page of all of them"),
     "pictures": ("lab.reports.pictures_page", "write the page of pictures and claims beside the results page"),
     "figures": ("lab.figures.command", "recompute the figures of README and the results pages"),
+    "predict-rewards": ("lab.figures.rewards", "predict rewards and ends of stored predictions with other weights"),
     "scaling": ("lab.scaling", "tabulate what each preset costs in training and serving"),
     "mutants": ("lab.mutants.command", "plant faults one at a time and run the tests that must find them"),
     "lm-eval-tasks": ("lab.lm_eval.command", "write suites as tasks of lm-evaluation-harness"),

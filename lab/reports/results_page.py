@@ -223,9 +223,15 @@ def keep(folder: Path, data: Path) -> None:
         "seen_in": results["seen_in"],
         "pairs": results["pairs"] and _without_errors(results["pairs"]),
     }
-    rows = ",\n".join(json.dumps(rounded(_slim(row)), ensure_ascii=False) for row in results["rows"])
-    text = f'{json.dumps(rounded(result), ensure_ascii=False)[:-1]}, "rows": [\n{rows}\n]}}'
-    write_atomic(data / f"{results['suite']}--{results['context']}--{called(results['model'])}.json", text + "\n")
+    result["rows"] = [_slim(row) for row in results["rows"]]
+    write_result(data / f"{results['suite']}--{results['context']}--{called(results['model'])}.json", result)
+
+
+def write_result(path: Path, result: Result) -> None:
+    """Write a stored result, a line for each row."""
+    head = {name: value for name, value in result.items() if name != "rows"}
+    rows = ",\n".join(json.dumps(rounded(row), ensure_ascii=False) for row in result["rows"])
+    write_atomic(path, f'{json.dumps(rounded(head), ensure_ascii=False)[:-1]}, "rows": [\n{rows}\n]}}\n')
 
 
 def _slim(row: Row) -> dict[str, Any]:
