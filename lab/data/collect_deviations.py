@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import dropwhile
 from random import Random
 
@@ -28,6 +28,7 @@ from data_prep.policies import (
     named_words,
     of_any_verb,
 )
+from data_prep.solutions import packed_solutions
 from lab.data.probes import absent_name, alfworld_words, scienceworld_words
 from lab.data.scienceworld_probes import EVERYWHERE, Scene
 from loopwm.records.errors import InputError
@@ -86,7 +87,7 @@ ABSENT_TRIES = (1, 1, 2, 3)
 """Numbers of things out of view that an episode focuses on."""
 
 ASKED_FOR = 0.4
-"""Share of them that the path focuses on elsewhere."""
+"""Share of them that a solution of the task, of this game or another, focuses on."""
 
 OF_THIS_WORLD = 0.7
 """Share of the others that are things of ScienceWorld; the rest are named as probes name what is absent."""
@@ -98,6 +99,9 @@ WANDERINGS = 3
 
 IN_VIEW = 0.8
 """Share of episodes that focus on something in view at last, which mostly loses the game."""
+
+ALIKE = 0.7
+"""Share of these where it is a thing that solutions of the task focus on, if one is in view: mostly of other games."""
 
 
 def act_leaving_out(leaving: Leaving, environment: Environment, gold: Sequence[str], rng: Random) -> Play:
@@ -166,29 +170,48 @@ def act_fatal(environment: Environment, gold: Sequence[str], rng: Random) -> Pla
 def act_focus(environment: Environment, gold: Sequence[str], rng: Random) -> Play:
     """Play the gold path up to any place; focus on things out of view on the way, and on one in view at the end."""
     path = [action for action in gold[: rng.randint(0, len(gold))] if action.split()[0] not in FATAL]
-    asked_for = [action for action in gold if action.split()[0] in FATAL]
+    task, _ = environment.loaded()
+    alike = focuses_of(environment.name, task) | {action for action in gold if action.split()[0] in FATAL}
     tries = Counter(rng.choices(range(len(path) + 1), k=rng.choice(ABSENT_TRIES)))
     walk = Walk(environment, rng)
     yield from walk.follow(environment.looks[:1])  # a policy is not sent step 0
     for place in range(len(path) + 1):
         for _ in range(tries[place]):
-            yield from walk.follow([_focus_out_of_view(Scene.of(walk.step), asked_for, rng)])
+            yield from walk.follow([_focus_out_of_view(Scene.of(walk.step), alike, rng)])
         yield from walk.follow(path[place : place + 1])
     if rng.random() < WANDERS:
         yield from _wander(walk)
     if rng.random() < IN_VIEW:
-        names = [name for name in Scene.of(walk.step).names() if name not in EVERYWHERE]
-        yield from walk.follow([f"focus on {rng.choice(names or EVERYWHERE)}"])
+        yield from walk.follow([_focus_in_view(Scene.of(walk.step), alike, rng)])
 
 
-def _focus_out_of_view(scene: Scene, asked_for: Sequence[str], rng: Random) -> str:
-    elsewhere = [action for action in asked_for if named_words(action).isdisjoint(re.findall(r"\w+", scene.view))]
+@cache
+def focuses_of(env: str, task: str) -> frozenset[str]:
+    """Return what packed solutions of a task focus on."""
+    solutions = (actions for (name, _), actions in packed_solutions(env).items() if name == task)
+    return frozenset(action for actions in solutions for action in actions if action.split()[0] in FATAL)
+
+
+def _focus_in_view(scene: Scene, alike: Collection[str], rng: Random) -> str:
+    shown = sorted(action for action in alike if named_words(action) <= _words(scene.view))
+    if shown and rng.random() < ALIKE:
+        return rng.choice(shown)
+    names = [name for name in scene.names() if name not in EVERYWHERE]
+    return f"focus on {rng.choice(names or EVERYWHERE)}"
+
+
+def _focus_out_of_view(scene: Scene, alike: Collection[str], rng: Random) -> str:
+    elsewhere = sorted(action for action in alike if named_words(action).isdisjoint(_words(scene.view)))
     if elsewhere and rng.random() < ASKED_FOR:
         return rng.choice(elsewhere)
     if rng.random() < OF_THIS_WORLD:
         absent = [name for name in scienceworld_words() if name.lower() not in scene.view.lower()]
         return f"focus on {rng.choice(absent)}"
     return f"focus on {absent_name(scienceworld_words(), alfworld_words(), scene.view, scene.names(), rng)}"
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"[\w-]+", text))
 
 
 def _wander(walk: Walk) -> Play:

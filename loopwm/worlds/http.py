@@ -215,7 +215,8 @@ class HttpWorlds:
         row.actions, row.world = (*row.actions, action), body["world"]
         text: str = step["observation"] or ""
         finish: Finish = step["finish_reason"] or "stop"
-        return Imagined(text, step["reward"], step["continuation"], finish, step["trust"], step["acceptance"])
+        names = ("trust", "acceptance", "expected_reward")
+        return Imagined(text, step["reward"], step["continuation"], finish, *(step[name] for name in names))
 
     def _make(self, rows: Sequence[_Row]) -> None:
         answers = self._batch([{"op": "create", **row.body(self._model)} for row in rows])

@@ -15,7 +15,7 @@ from loopwm.text.decoding import Decoded, MemoryText
 from loopwm.text.drafts import Lookup, SharedText, as_text
 from loopwm.text.memory import Memory
 from loopwm.text.world import World, WorldModel
-from loopwm.worlds.protocol import Imagined, check_lengths, check_rows, longer
+from loopwm.worlds.protocol import Finish, Imagined, check_lengths, check_rows, longer
 
 
 class LocalWorlds:
@@ -141,13 +141,14 @@ class LocalWorlds:
             return self._model.encode([context], self._depth)
 
     def _imagined(self, world: World, decoded: Decoded | None) -> Imagined:
-        reward = continuation = acceptance = trust = None
+        reward = continuation = acceptance = expected = trust = None
         if self._model.model.config.prediction_heads:
             ahead = self._model.predictions(world)
             reward, continuation = ahead.reward.item(), ahead.continuation.item()
-            acceptance = ahead.acceptance.item()
+            acceptance, expected = ahead.acceptance.item(), ahead.expected_reward.item()
         if decoded is None:
-            return Imagined("", reward, continuation, acceptance=acceptance)
+            return Imagined("", reward, continuation, acceptance=acceptance, expected_reward=expected)
         if decoded.ended:
             trust = exp(decoded.log_probability)
-        return Imagined(decoded.text, reward, continuation, "stop" if decoded.ended else "length", trust, acceptance)
+        finish: Finish = "stop" if decoded.ended else "length"
+        return Imagined(decoded.text, reward, continuation, finish, trust, acceptance, expected)

@@ -158,10 +158,11 @@ class PerturbedWorlds:
         gone = any(_names(action, thing) for thing in (*row.things("break", "hide"), *row.moving))
         if gone or self._refuses(row, kind, action):
             # no reward, no end, and no trust, which was in another text
-            reward = None if imagined.reward is None else 0.0
+            points = None if imagined.reward is None else 0.0
+            mean = None if imagined.expected_reward is None else 0.0
             going = None if imagined.continuation is None else 1.0
             accepted = None if imagined.acceptance is None else 0.0
-            imagined = Imagined(self._refusal, reward, going, acceptance=accepted)
+            imagined = Imagined(self._refusal, points, going, acceptance=accepted, expected_reward=mean)
         else:
             imagined = replace(imagined, observation=self._edited(row, kind, imagined.observation))
         row.context = longer(row.context, action, imagined.observation)

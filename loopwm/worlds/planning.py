@@ -61,9 +61,9 @@ def order_actions(worlds: Worlds, actions: Sequence[str], bound: float = 0.93) -
 class Plan(NamedTuple):
     """Imagined steps of a plan.
 
-    points: expected, each reward weighed by the chance of the steps up to it; what is refused pays nothing. chance:
-    that all actions are carried out, or, without acceptance heads, that all observations are right. over: nothing can
-    follow.
+    points: expected, each mean reward weighed by the chance of the steps up to it; what is refused pays nothing.
+    chance: that all actions are carried out, or, without acceptance heads, that all observations are right. over:
+    nothing can follow.
     """
 
     steps: tuple[Transition, ...] = ()
@@ -81,7 +81,8 @@ class Plan(NamedTuple):
         sure = imagined.trust if imagined.acceptance is None else imagined.acceptance
         chance = self.chance * (sure or 0.0)
         over = imagined.ends or imagined.finish == "full" or not imagined.accepted
-        paid = imagined.reward if imagined.reward is not None and imagined.accepted else 0.0
+        mean = imagined.reward if imagined.expected_reward is None else imagined.expected_reward
+        paid = mean if mean is not None and imagined.accepted else 0.0
         steps = (*self.steps, Transition(action, imagined.observation))
         return Plan(steps, self.points + chance * paid, chance, over)
 

@@ -29,9 +29,9 @@ class WorldError(RuntimeError):
 class Imagined:
     """Result of an imagined step.
 
-    observation: empty if not requested. reward (points) and continuation (probability) are None if the model predicts
-    neither, like acceptance, the probability that the action is carried out. trust: the model's probability of exactly
-    this observation; None if none was decoded to its end.
+    observation: empty if not requested. reward (the most likely one, in points) and continuation (probability) are None
+    if the model predicts neither, like acceptance, the probability that the action is carried out, and expected_reward,
+    the mean. trust: the model's probability of exactly this observation; None if none was decoded to its end.
     """
 
     observation: str
@@ -40,6 +40,7 @@ class Imagined:
     finish: Finish = "stop"
     trust: float | None = None
     acceptance: float | None = None
+    expected_reward: float | None = None
 
     @property
     def accepted(self) -> bool:

@@ -209,7 +209,7 @@ class TokenInfo(BaseModel):
 class Transition(BaseModel):
     """Imagined step.
 
-    reward: in points.
+    reward, expected_reward: the most likely one and the mean, in points.
     continuation: probability that the episode continues.
     acceptance: probability that the action is carried out.
     observation: null if it was not decoded.
@@ -218,6 +218,7 @@ class Transition(BaseModel):
 
     action: str
     reward: float | None
+    expected_reward: float | None
     continuation: float | None
     acceptance: float | None
     loops: int

@@ -370,6 +370,7 @@ def _transition(action: str, step: Step) -> Json:
     return {
         "action": action,
         "reward": step.reward,
+        "expected_reward": step.expected_reward,
         "continuation": step.continuation,
         "acceptance": step.acceptance,
         "loops": step.loops,

@@ -180,6 +180,13 @@ def test_a_text_that_was_cut_brings_nothing() -> None:
     assert Plan().after("a", Imagined(REFUSED, 50.0, trust=0.9, acceptance=0.9)).points == 0
 
 
+def test_a_step_that_most_likely_pays_and_may_lose_all_is_worth_the_mean() -> None:
+    risky = Imagined(DONE, 50.0, trust=0.5, acceptance=1.0, expected_reward=-4.0)
+    assert Plan().after("focus on cup", risky).points == -4
+    sure = Imagined(DONE, 2.0, trust=0.5, acceptance=1.0, expected_reward=2.0)
+    assert best_plan(Tree({"a": risky, "b": sure}), ["a", "b"]) == 1
+
+
 def test_worlds_without_rewards_are_refused() -> None:
     silent = Tree({"a": Imagined(DONE, trust=0.9)})
     for plan in (lambda: best_plan(silent, ["a"]), lambda: beam_search(silent, lambda steps: "a")):

@@ -47,15 +47,15 @@ def close_to(steps):
             pytest.approx(step.continuation, rel=1e-4),
             step.trust and pytest.approx(step.trust, rel=1e-3),
             pytest.approx(step.acceptance, rel=1e-4),
+            pytest.approx(step.expected_reward, rel=1e-4, abs=1e-4),
         )
         for step in steps
     ]
 
 
 def told(steps):
-    return [
-        (step.observation, step.finish, step.reward, step.continuation, step.trust, step.acceptance) for step in steps
-    ]
+    names = ("observation", "finish", "reward", "continuation", "trust", "acceptance", "expected_reward")
+    return [tuple(getattr(step, name) for name in names) for step in steps]
 
 
 def test_a_service_imagines_what_this_process_does(local, client):

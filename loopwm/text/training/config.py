@@ -14,8 +14,8 @@ from loopwm.records.template import CONTEXT_LIMIT, ContextKind
 from loopwm.trainer.config import OptimizerConfig, RunConfig
 
 Policy = Literal[
-    "gold", "expert", "noisy-expert", "random", "fork", "omission", "ahead", "changing", "fatal", "agent", "probe",
-    "other-goal",
+    "gold", "expert", "noisy-expert", "random", "fork", "omission", "ahead", "changing", "fatal", "focus", "agent",
+    "probe", "other-goal",
 ]  # fmt: skip
 """Policies of the episodes in the shards, named as in `data_prep`."""
 

@@ -94,7 +94,7 @@ def test_a_streamed_step_tells_bit_by_bit_what_a_plain_one_tells_at_once(client)
         assert {chunk["object"] for chunk in chunks} == {"world.step.chunk"}
         for index, told in enumerate(whole["steps"]):
             first, *deltas = [chunk["delta"] for chunk in chunks if chunk["index"] == index]
-            fields = "action", "reward", "continuation", "acceptance", "loops", "summary"
+            fields = "action", "reward", "expected_reward", "continuation", "acceptance", "loops", "summary"
             assert first == {field: told[field] for field in fields}
             if index not in decoded:
                 assert deltas == []
