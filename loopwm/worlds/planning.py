@@ -25,11 +25,8 @@ LOSS = 2.0
 
 def imagine(worlds: Worlds, actions: Sequence[str]) -> list[Imagined]:
     """Imagine each action alone after the first row of `worlds`, which stays as it is. actions: at least one."""
-    forks = worlds.fork([0] * len(actions))
-    try:
+    with closing(worlds.fork([0] * len(actions))) as forks:
         return forks.step(actions)
-    finally:
-        forks.close()
 
 
 def refusal_risk(imagined: Imagined) -> float:
@@ -98,8 +95,7 @@ def best_plan(worlds: RowWorlds, plans: Sequence[Sequence[str]], least: float = 
         least: points that following a plan has to bring.
     """
     imagined = [Plan() for _ in plans]
-    forks = worlds.fork([0] * len(plans))
-    try:
+    with closing(worlds.fork([0] * len(plans))) as forks:
         for k in range(max(map(len, plans), default=0)):
             rows = [row for row, plan in enumerate(plans) if k < len(plan) and not imagined[row].over]
             if not rows:
@@ -107,8 +103,6 @@ def best_plan(worlds: RowWorlds, plans: Sequence[Sequence[str]], least: float = 
             actions = [plans[row][k] for row in rows]
             for row, action, step in zip(rows, actions, forks.step(actions, rows=rows), strict=True):
                 imagined[row] = imagined[row].after(action, step)
-    finally:
-        forks.close()
     best = max(range(len(plans)), key=lambda row: imagined[row].points, default=None)
     return best if best is not None and imagined[best].points > least else None
 
@@ -160,11 +154,8 @@ def chances(
         samples: drawn of each plan.
         seed: of the draws.
     """
-    forks = worlds.fork([0] * len(plans))
-    try:
+    with closing(worlds.fork([0] * len(plans))) as forks:
         for k in range(max(map(len, plans), default=0)):
             rows = [row for row, plan in enumerate(plans) if k < len(plan)]
             forks.step([plans[row][k] for row in rows], decode=False, rows=rows)
         return [sum(map(shows, texts)) / samples for texts in forks.sample(samples, seed)]
-    finally:
-        forks.close()
