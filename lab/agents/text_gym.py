@@ -6,6 +6,7 @@ from typing import Any
 
 import gymnasium
 
+import lab.agents.text_arrays  # noqa: F401 - AsyncVectorEnv needs it
 from data_prep.environments import ENVIRONMENTS, make_environment
 from loopwm.records.episodes import Step
 from loopwm.worlds.gym import MAX_ACTION, MAX_OBSERVATION, AnyText

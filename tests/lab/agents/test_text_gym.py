@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gymnasium
 import pytest
+from gymnasium.spaces.utils import flatten, flatten_space, unflatten
 
-import loopwm.worlds.gym  # noqa: F401 - registers the imagined one
 from lab.agents import text_gym
 from loopwm.records.episodes import Step
+from loopwm.worlds.gym import AnyText
 
 SCIENCEWORLD = "lab.agents.text_gym:lab/scienceworld-v0"
 
@@ -60,11 +61,19 @@ def test_simulators_step_in_processes_of_their_own(ladder):
     envs = gymnasium.vector.AsyncVectorEnv([lambda: text_gym.TextEnv("ladder")] * 2)
     try:
         assert envs.reset(seed=0)[0] == ("below", "below")
-        observations, rewards, ends, _, _ = envs.step(("up there", "up"))
+        observations, rewards, ends, _, _ = envs.step(("caf\u00e9\n\u2603", "up"))
         assert observations == ("rung 0", "rung 1")
         assert (rewards.tolist(), ends.tolist()) == ([0.0, 50.0], [False, False])
     finally:
         envs.close()
+
+
+def test_texts_are_arrays_of_code_points_and_back():
+    space = AnyText(100, min_length=0)
+    for text in ("", "a\tb\n", "\u2603 \U0001f600"):
+        array = flatten(space, text)
+        assert flatten_space(space).contains(array)
+        assert unflatten(space, array) == text
 
 
 @pytest.mark.slow
