@@ -1,7 +1,7 @@
 """TRL's GRPO trainer takes a few steps with a policy that acts in the imagined environment.
 
     pip install -e '.[openenv]' trl
-    python -m loopwm.worlds.openenv --starts tests/data/dev-100.jsonl.gz --model loopwm/pretrained --port 8001 &
+    python deploy/openenv/server/environment.py --starts tests/data/dev-100.jsonl.gz --port 8001 &
     python examples/grpo_openenv.py --url ws://127.0.0.1:8001 --steps 3
 
 The policy is tiny and random, so this shows the wiring and nothing is learned: an episode is a few turns, each an

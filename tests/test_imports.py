@@ -57,7 +57,6 @@ WITHOUT = {
     "loopwm.worlds.protocol": ("torch", "transformers", "tokenizers"),
     "loopwm.worlds.http": ("torch", "transformers", "tokenizers"),
     "loopwm.worlds.gym": ("torch", "transformers", "tokenizers"),
-    "loopwm.worlds.openenv": ("torch", "transformers", "tokenizers"),
     "loopwm.core": ("transformers", "tokenizers"),
     "loopwm.text.memory": ("torch", "transformers", "tokenizers"),
 }

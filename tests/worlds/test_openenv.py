@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -25,10 +26,13 @@ from openenv.validation.parsers.openenv_yaml import OpenEnvYamlParser
 from loopwm.records.template import Context
 from loopwm.text.world import WorldModel
 from loopwm.worlds.local import LocalWorlds
-from loopwm.worlds.openenv import SESSION_TIMEOUT, create_app, main
 from tests.fixtures.models import random_model
 
 PACKAGE = Path(__file__).parents[2] / "deploy" / "openenv"
+sys.path.insert(0, str(PACKAGE))
+
+from server.environment import SESSION_TIMEOUT, create_app, main  # noqa: E402
+
 STARTS = [Context(f"find a tree in place {i}", f"This is the hall of place {i}.") for i in range(4)]
 ACTIONS = ("wait", "look around", "go to the other hall")
 
@@ -136,10 +140,9 @@ def test_openenvs_own_validation_finds_no_fault_with_server_and_description(url)
     assert (manifest.name, manifest.resources.episode_timeout_s) == ("loopwm", SESSION_TIMEOUT)
 
 
-def test_the_description_names_a_server_of_the_packaged_checkpoint(monkeypatch):
+def test_the_description_names_a_server_of_the_packaged_checkpoint():
     described = yaml.safe_load((PACKAGE / "openenv.yaml").read_text())
     module, _, name = described["app"].partition(":")
-    monkeypatch.syspath_prepend(str(PACKAGE))
     app = getattr(importlib.import_module(module), name)
     with running(app) as url:
         (start, *steps, count) = asyncio.run(play(url, 0))

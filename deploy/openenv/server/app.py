@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import uvicorn
+from server.environment import create_app
 
-from loopwm.worlds.openenv import create_app
 from loopwm.worlds.starts import SCIENCEWORLD, read_starts
 from loopwm.worlds.vector import make_worlds
 

@@ -1,6 +1,6 @@
 """OpenEnv server of the imagined environment: reset, step and state over WebSocket, a session a connection.
 
-    python -m loopwm.worlds.openenv --starts windows.jsonl.gz --context snapshot --port 8001
+    python deploy/openenv/server/environment.py --starts windows.jsonl.gz --context snapshot --port 8001
 
 Trainers use this convention for environments. Sessions share one model; with --url their worlds are in a running
 service, which batches them.
@@ -101,7 +101,7 @@ def create_app(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = doc_parser("python -m loopwm.worlds.openenv", __doc__)
+    parser = doc_parser("python deploy/openenv/server/environment.py", __doc__)
     parser.add_argument("--starts", type=Path, required=True, help="window file: episodes start where its windows do")
     parser.add_argument("--context", choices=CONTEXT_KINDS, default="snapshot", help="default: snapshot")
     parser.add_argument("--model", help="checkpoint folder, by default the packaged one; with --url its name there")
