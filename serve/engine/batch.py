@@ -6,7 +6,7 @@ Shape suffixes: B rows, L new columns, V vocabulary.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import takewhile
 
@@ -54,11 +54,12 @@ class RunningBatch:
 
     @torch.inference_mode()
     def add(self, request: Request, state: KVCache) -> None:
-        """Start decoding a request.
+        """Start decoding a request, or resume it.
 
-        state: KV cache of all but the last token of its prompt.
+        state: KV cache of all but the last of its tokens.
         """
-        request.lookup = Lookup(self._shared(request.ctx.key), request.context + as_text(request.prompt))
+        if request.lookup is None:
+            request.lookup = Lookup(self._shared(request.ctx.key), request.context + as_text(request.prompt))
         for i, (shared, requests) in enumerate(self.groups):
             same_prefix = state.prefix is not None and state.prefix is shared.prefix
             if same_prefix and requests[0].depth == request.depth:
@@ -67,13 +68,18 @@ class RunningBatch:
         self.groups.append((state, [request]))
 
     @torch.inference_mode()
+    def retain(self, stays: Callable[[Request], bool]) -> None:
+        """Remove the requests that do not stay, and their KV caches."""
+        groups = (_keep(group, [stays(request) for request in group[1]]) for group in self.groups)
+        self.groups = [group for group in groups if group[1]]
+
+    @torch.inference_mode()
     def step(self) -> None:
         """Run one decode step, of one token or more for each request.
 
         If the batched forward fails, retry one by one and fail the requests that fail there.
         """
-        groups = (_keep(group, [not request.dropped for request in group[1]]) for group in self.groups)
-        self.groups = [group for group in groups if group[1]]
+        self.retain(lambda request: not request.dropped)
         going: list[Group] = []
         # Groups of different depths cannot share a forward: the exit rule is one per batch.
         for depth in {requests[0].depth for _, requests in self.groups}:
@@ -104,8 +110,8 @@ class RunningBatch:
         assert request.lookup is not None
         most = MOST_DRAFTED // len(self) if isinstance(depth, Fixed) else 0
         if request.params.max_tokens is not None:
-            most = min(most, request.params.max_tokens - request.num_output_tokens - 1)
-        return [request.next_token, *takewhile(self._end_token.__ne__, request.lookup.draft(most))]
+            most = min(most, request.params.max_tokens - len(request.output) - 1)
+        return [(request.output or request.prompt)[-1], *takewhile(self._end_token.__ne__, request.lookup.draft(most))]
 
     def _decode_one_by_one(self, groups: Sequence[Group], depth: ExitRule) -> list[Group]:
         going = []
@@ -167,7 +173,7 @@ def _keep(group: Group, stays: Sequence[bool]) -> Group:
 
 
 def _sample(request: Request, logits_V: Tensor, end_token: int) -> int:
-    if request.params.ignore_end or request.num_output_tokens < request.params.min_tokens:
+    if request.params.ignore_end or len(request.output) < request.params.min_tokens:
         logits_V = logits_V.clone()  # a row of the batch's logits, whose scores stay unmasked
         logits_V[end_token] = -torch.inf
     return sample(logits_V, request.params, request.generator)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from loopwm.core.exit_rules import Fixed
 from loopwm.core.kv_cache import KVCache
 from loopwm.runtime import release_memory
 from loopwm.text.model.modeling import LoopWMForCausalLM
@@ -187,10 +188,11 @@ class Engine:
             raise EngineStoppedError("the engine is not running")
 
     def _prefill(self, request: Request) -> ForwardGenerator[KVCache]:
-        """Return the KV cache before the last token of the prompt."""
+        """Return the KV cache before the last token, of the prompt or of a preempted text."""
+        ids, loops = (*request.prompt, *request.output)[:-1], request.depth.limit
         if request.start is not None:
-            return (yield from extend(self.runner, request.start.fork(), request.prompt[:-1], request.depth.limit))
-        return (yield from prefill(self.runner, self.cache, request.prompt[:-1], request.depth.limit))
+            return (yield from extend(self.runner, request.start.fork(), ids, loops))
+        return (yield from prefill(self.runner, self.cache, ids, loops))
 
     def _finish(self, item: WorkItem, result: Any) -> None:
         """Deliver the result (or exception) of an item's forwards; requests start to decode."""
@@ -315,8 +317,12 @@ class Engine:
             if item.num_seqs and not self._has_rows(item, rows, keys, blocked):
                 blocked.add(item.ctx.key)
                 continue
-            if not self._has_memory(item) and not item.dropped:
-                return
+            while not self._has_memory(item) and not item.dropped:
+                row = self._preempt_for(item)
+                if row is None:
+                    return
+                rows[row.ctx.key] -= 1
+                blocked.add(row.ctx.key)
             with self._changed:
                 self._scheduler.start(item)
             if self._advance(item, None):
@@ -335,6 +341,31 @@ class Engine:
             return True
         below_share = not rows[key] or rows[key] + item.num_seqs <= _share(most, key, keys)
         return len({key, *keys}) > 1 and key not in blocked and below_share and after <= 2 * most
+
+    def _preempt_for(self, item: WorkItem) -> Request | None:
+        """Return the longest row of the key that holds most to the queue, where it is prefilled again; None if none is.
+
+        Its key must have used no less than the item's, and hold more than that with the item: else keys would preempt
+        each other in turn. Rows whose exits depend on single tokens stay, since a prefill would not repeat them.
+        """
+        held: Counter[str] = Counter()
+        for request in self._batch.requests:
+            held[request.ctx.key] += request.length
+        candidates = [one for one in self._batch.requests if isinstance(one.depth, Fixed) and not one.dropped]
+        row = max(candidates, key=lambda request: (held[request.ctx.key], request.length), default=None)
+        with self._changed:
+            for running in self._scheduler.running:
+                held[running.ctx.key] += running.num_tokens
+            key = item.ctx.key
+            if row is None or not self._scheduler.is_behind(key, row.ctx.key):
+                return None
+            if held[key] + item.num_tokens >= held[row.ctx.key]:
+                return None
+            row.steps, row.loops = self._prefill(row), row.depth.limit
+            row.num_tokens = len(row.prompt) + (row.params.max_tokens or 0)
+            self._scheduler.add(row, first=True)
+        self._batch.retain(lambda request: request is not row)
+        return row
 
     def _has_memory(self, item: WorkItem) -> bool:
         """Return True if the item fits beside running ones and what they will still allocate, or if it is the first."""

@@ -114,10 +114,10 @@ class Request(WorkItem):
     start: world state of one row to continue from, before the prompt.
     deliver: receives events; must not refer to the request, for the same reason as in `close`.
     siblings: other requests of the same prompt, which decode from its prefill.
-    next_token: input of the next decode step.
     context: text of the tokens before the prompt (`loopwm.text.drafts`), to draft from beside the prompt.
     memory_text: competes with the decoded text.
     lookup: what drafts are of; None before the first decode step.
+    output: token ids so far.
     """
 
     prompt: tuple[int, ...]
@@ -129,16 +129,19 @@ class Request(WorkItem):
     memory_text: MemoryText | None = None
     lookup: Lookup | None = field(default=None, init=False)
     generator: torch.Generator = field(init=False)
-    next_token: int = field(init=False)
-    num_output_tokens: int = field(default=0, init=False)
+    output: list[int] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self.generator = self.params.generator()
-        self.next_token = self.prompt[-1]
 
     @property
     def num_seqs(self) -> int:
         return 1 + len(self.siblings)
+
+    @property
+    def length(self) -> int:
+        """Tokens of the text so far, the world's included."""
+        return len(self.prompt) + len(self.output) + (0 if self.start is None else self.start.length)
 
     @property
     def dropped(self) -> bool:
@@ -153,13 +156,12 @@ class Request(WorkItem):
         if token == end_token:
             event = replace(event, token=None, finish=Finish.STOP)
         else:
-            self.next_token = token
-            self.num_output_tokens += 1
-            if self.num_output_tokens == self.params.max_tokens:
+            self.output.append(token)
+            if len(self.output) == self.params.max_tokens:
                 event = replace(event, finish=Finish.LENGTH)
         self.deliver(event)
         if event.finish is not None:
-            self.lookup.share(self.num_output_tokens + 1)
+            self.lookup.share(len(self.output) + 1)
         return event.finish is None
 
     def fail(self, error: Exception) -> None:

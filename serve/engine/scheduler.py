@@ -40,10 +40,13 @@ class Scheduler:
     def items(self) -> list[WorkItem]:
         return [*self.running, *self.waiting]
 
-    def add(self, item: WorkItem) -> None:
+    def add(self, item: WorkItem, first: bool = False) -> None:
+        """Queue an item. first: before the others of its key."""
         key = item.ctx.key
         if key not in self._keys():
             self._scheduled_tokens[key] = max(self._scheduled_tokens[key], self._virtual_time)
+        if first:
+            self.waiting = {item: None, **self.waiting}
         self.waiting[item] = None
 
     def start(self, item: WorkItem) -> None:
@@ -74,7 +77,11 @@ class Scheduler:
         """Return True if the item that is scheduled next is of a key that has used no more than another key."""
         ready = (item for item in self.running if item not in excluded and item.pending is not None)
         key = next((item.ctx.key for item in self._ordered(ready)), other)
-        return key != other and self._scheduled_tokens[key] <= self._scheduled_tokens[other]
+        return key != other and self.is_behind(key, other)
+
+    def is_behind(self, key: str, other: str) -> bool:
+        """Return True if a key has used no more than another one."""
+        return self._scheduled_tokens[key] <= self._scheduled_tokens[other]
 
     def next_waiting(self, most: int) -> list[WorkItem]:
         """Return items to start, in scheduling order."""
