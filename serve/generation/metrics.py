@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from loopwm.core.kv_cache import allocated_bytes
 from serve.engine.requests import Event, Finish
@@ -25,6 +25,7 @@ class Metrics:
         load: returns the numbers of running and of waiting requests.
         """
         self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
         self._model = model
         self._gauge("num_requests_running", "Requests that decode.", lambda: load()[0])
         self._gauge("num_requests_waiting", "Requests and other work items that wait.", lambda: load()[1])

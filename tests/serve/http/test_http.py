@@ -367,3 +367,4 @@ def test_metrics_count_requests_tokens_and_loops(serving, tiny_model):
     assert values['loopwm:time_to_first_token_seconds_count{model_name="tiny"}'] == 3
     assert values['loopwm:inter_token_latency_seconds_count{model_name="tiny"}'] == 12
     assert values['loopwm:num_worlds{model_name="tiny"}'] == 0
+    assert values["process_resident_memory_bytes"] > 1 << 20
