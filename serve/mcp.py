@@ -16,6 +16,7 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
 from loopwm.records.refusals import is_accepted
+from loopwm.records.template import Transition
 from loopwm.worlds.http import Client
 from loopwm.worlds.protocol import WorldError
 
@@ -24,14 +25,6 @@ Json = dict[str, Any]
 INSTRUCTIONS = """Imagine what a text environment answers, without running it. create_world takes the goal and what was
 seen so far and returns an id, with which the other tools are called. Believe an observation as far as its trust, the
 model's probability that it is exactly right. Worlds that are not used expire; delete_world frees one at once."""
-
-
-@dataclass
-class RealStep:
-    """An action that was carried out in the real environment, and what it answered."""
-
-    action: str
-    observation: str
 
 
 @dataclass
@@ -81,8 +74,8 @@ class WorldTools:
         self._client = client
         self._model = client.model()
 
-    def create_world(self, goal: str, observation: str, history: list[RealStep] | None = None) -> NewWorld:
-        """Create a world. observation: the first one. history: the steps taken since then."""
+    def create_world(self, goal: str, observation: str, history: list[Transition] | None = None) -> NewWorld:
+        """Create a world. observation: the first one. history: the real steps taken since then."""
         steps = [asdict(step) for step in history or ()]
         body = {"model": self._model, "goal": goal, "observation": observation, "history": steps}
         world = self._call("POST", "worlds", body)
