@@ -47,8 +47,6 @@ def create_app(
     app.add_api_route("/version", show_version, methods=["GET"], response_model=Version)
     for part in (openai_api, world_api, playground):
         app.include_router(part.router)
-    app.include_router(openai_api.tokenizer_router)
-    app.include_router(world_api.batch_router)
     errors.install(app)
     _name_the_model(app.openapi(), service.card.name)
     return app

@@ -124,7 +124,7 @@ class GenerationBody(Body):
     @property
     def top(self) -> int | None:
         """Number of alternatives per token; None without log-probabilities."""
-        raise NotImplementedError
+        return None
 
     @property
     def stops(self) -> list[str]:
@@ -184,7 +184,9 @@ class CompletionBody(GenerationBody):
 
 
 class TextPart(Body):
-    type: Literal["text"]
+    """Part of a message's text. Those of responses have types of their own."""
+
+    type: Literal["text", "input_text", "output_text"]
     text: str
 
 
@@ -221,6 +223,34 @@ class ChatBody(GenerationBody):
         if self.top_logprobs and not self.logprobs:
             raise FormatError("top_logprobs", "requires logprobs: true")
         return self.top_logprobs or 0 if self.logprobs else None
+
+
+class ResponseBody(GenerationBody):
+    """Body of POST /v1/responses: `instructions` = goal, the input's messages as in chats. Nothing is stored."""
+
+    input: str | Annotated[list[Message], Field(max_length=MAX_STEPS, fail_fast=True)]
+    instructions: str | None = None
+    max_tokens: int | None = Field(None, ge=1, alias="max_output_tokens")
+    metadata: dict[str, str] | None = None
+    text: dict[Literal["format"], TextFormat] | None = None
+    truncation: Literal["auto"] | None = Field(None, description="the oldest steps are cut to fit the context")
+    include: list[Literal["reasoning.encrypted_content"]] | None = Field(None, description="there is no reasoning")
+
+    n: int | None = Field(None, ge=1, le=1)
+    store: Literal[False] | None = None
+    background: Literal[False] | None = None
+    tools: Nothing | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    previous_response_id: None = None
+    conversation: None = None
+    prompt: None = None
+    reasoning: None = None
+
+    @property
+    def messages(self) -> list[tuple[str, str]]:
+        """Return the instructions, if any, and the input as messages of a chat."""
+        given = [("user", self.input)] if isinstance(self.input, str) else read_messages(self.input)
+        return given if self.instructions is None else [("system", self.instructions), *given]
 
 
 class TokenizeBody(Body):

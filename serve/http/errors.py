@@ -150,7 +150,7 @@ def _message(detail: Mapping[str, Any]) -> str:
         return f"{union['discriminator']} must be one of {union['expected_tags']}, got {union['tag']!r}"
     if detail["type"] == "model_attributes_type" and detail["loc"] == ("body",):
         return "must be a JSON object, sent with Content-Type: application/json"
-    if detail["type"] == "too_long" and not detail["ctx"]["max_length"]:
+    if detail["type"] == "none_required" or (detail["type"] == "too_long" and not detail["ctx"]["max_length"]):
         return "not supported; leave it out"
     if detail["type"] == "list_type":
         value = json.dumps(detail["input"])

@@ -20,31 +20,32 @@ from serve.http.bodies import (
     CompletionBody,
     DetokenizeBody,
     GenerationBody,
+    ResponseBody,
     TokenizeBody,
     depth_of,
     read_messages,
 )
 from serve.http.prompt_logprobs import echo_reply
-from serve.http.replies import ChatReply, CompletionReply, respond
+from serve.http.replies import ChatReply, CompletionReply, event_stream, respond
+from serve.http.responses import ResponseObject, ResponseReply, naming_fields
 from serve.http.routes import Admitted, Serving
 from serve.http.schemas import ChatCompletion, Completion, Detokenized, ModelInfo, ModelList, Tokens, stream_responses
 
-router = APIRouter(prefix="/v1")
-tokenizer_router = APIRouter()
+router = APIRouter()
 
 
-@router.get("/models", response_model=ModelList)
+@router.get("/v1/models", response_model=ModelList)
 async def list_models(service: Serving) -> dict[str, Any]:
     return {"object": "list", "data": [_model_object(service)]}
 
 
-@router.get("/models/{name}", response_model=ModelInfo)
+@router.get("/v1/models/{name}", response_model=ModelInfo)
 async def show_model(name: str, service: Serving) -> dict[str, Any]:
     service.check_model(name)
     return _model_object(service)
 
 
-@router.post("/completions", response_model=Completion, responses=stream_responses("usage if requested"))
+@router.post("/v1/completions", response_model=Completion, responses=stream_responses("usage if requested"))
 async def completions(body: CompletionBody, service: Serving, ctx: Admitted) -> Response:
     """Complete whole prompts in the template of loopwm/records/template.py, given as text or token ids."""
     service.check_model(body.model)
@@ -58,13 +59,24 @@ async def completions(body: CompletionBody, service: Serving, ctx: Admitted) -> 
     return await respond(CompletionReply(service, prompts, streams, body))
 
 
-@router.post("/chat/completions", response_model=ChatCompletion, responses=stream_responses("usage if requested"))
+@router.post("/v1/chat/completions", response_model=ChatCompletion, responses=stream_responses("usage if requested"))
 async def chat_completions(body: ChatBody, service: Serving, ctx: Admitted) -> Response:
     """Imagine the last users' actions. System = goal, assistant = observations, user = actions."""
     service.check_model(body.model)
     prompt = await asyncio.to_thread(lambda: service.prompts.chat(read_messages(body.messages)))
     streams = _start(service, ctx, [prompt], body)
     return await respond(ChatReply(service, [prompt], streams, body))
+
+
+@router.post("/v1/responses", response_model=ResponseObject, responses=stream_responses("the whole response"))
+async def responses(body: ResponseBody, service: Serving, ctx: Admitted) -> Response:
+    """Imagine the last users' actions, as in chats, by OpenAI's newer API. Responses are not stored."""
+    service.check_model(body.model)
+    with naming_fields(body):
+        prompt = await asyncio.to_thread(lambda: service.prompts.chat(body.messages))
+        (stream,) = _start(service, ctx, [prompt], body)
+    reply = ResponseReply(service.card.name, prompt, stream, body)
+    return event_stream(reply.events()) if body.stream else JSONResponse(await reply.whole())
 
 
 def _model_object(service: Service) -> dict[str, Any]:
@@ -102,7 +114,7 @@ def _start(service: Service, ctx: RequestContext, prompts: Sequence[Prompt], bod
     return [stream for prompt in prompts for stream in service.start(ctx, prompt, depth, choices)]
 
 
-@tokenizer_router.post("/tokenize", response_model=Tokens)
+@router.post("/tokenize", response_model=Tokens)
 async def tokenize(body: TokenizeBody, service: Serving) -> dict[str, Any]:
     service.check_model(body.model)
     ids = list((await asyncio.to_thread(lambda: _read_text(body, service))).ids)
@@ -110,7 +122,7 @@ async def tokenize(body: TokenizeBody, service: Serving) -> dict[str, Any]:
     return {"count": len(ids), "max_model_len": service.card.max_length, "tokens": ids, "token_strs": texts}
 
 
-@tokenizer_router.post("/detokenize", response_model=Detokenized)
+@router.post("/detokenize", response_model=Detokenized)
 async def detokenize(body: DetokenizeBody, service: Serving) -> dict[str, str]:
     service.check_model(body.model)
     service.prompts.check_ids("tokens", body.tokens)

@@ -252,4 +252,5 @@ async def _lines(data: AsyncIterator[Json]) -> AsyncIterator[str]:
 
 
 def _event(item: Json) -> str:
-    return f"data: {json.dumps(item)}\n\n"  # ASCII: some clients split lines at U+2028 and U+0085, too
+    name = f"event: {item['type']}\n" if "type" in item else ""
+    return f"{name}data: {json.dumps(item)}\n\n"  # ASCII: some clients split lines at U+2028 and U+0085, too

@@ -206,8 +206,8 @@ class TokenInfo(BaseModel):
     loops: int
 
 
-class Transition(BaseModel):
-    """Imagined step.
+class Imagined(BaseModel):
+    """Imagined outcome of an action.
 
     reward, expected_reward: the most likely one and the mean, in points.
     continuation: probability that the episode continues.
@@ -221,11 +221,14 @@ class Transition(BaseModel):
     expected_reward: float | None
     continuation: float | None
     acceptance: float | None
+    observation: str | None
+    trust: float | None
+
+
+class Transition(Imagined):
     loops: int
     summary: list[float] | None
-    observation: str | None
-    finish_reason: Literal["stop", "length"] | None
-    trust: float | None
+    finish_reason: FinishReason | None
     tokens: list[TokenInfo] = Field(default_factory=list, description="with `logprobs`")
 
 
@@ -273,25 +276,13 @@ class PlanResult(BaseModel):
     observation: str | None
 
 
-class ActionResult(BaseModel):
-    """Imagined outcome of an action.
+class ActionResult(Imagined):
+    """Outcome of a candidate.
 
     accepted: false if the observation refuses it, or acceptance is below one half.
-    acceptance: probability that it is carried out.
-    observation: null if it was not decoded.
-    reward, expected_reward: the most likely one and the mean, in points.
-    continuation: probability that the episode continues.
-    trust: probability of exactly this observation, null unless it was decoded to its end.
     """
 
-    action: str
     accepted: bool
-    acceptance: float | None
-    observation: str | None
-    reward: float | None
-    expected_reward: float | None
-    continuation: float | None
-    trust: float | None
 
 
 class ActionsResult(BaseModel):

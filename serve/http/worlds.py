@@ -49,7 +49,7 @@ VISIBLE = r"[^\s\x00-\x1f\x7f-\xa0\u200b-\u200f\u2028-\u202f\u2060-\u2064\ufeff]
 Action = Annotated[str, Field(min_length=1, max_length=2000, pattern=VISIBLE)]
 Actions = Annotated[list[Action], Field(min_length=1, max_length=MAX_ACTIONS, fail_fast=True)]
 
-router = APIRouter(prefix="/v1/worlds")
+router = APIRouter()
 
 
 class HistoryStep(OwnBody):
@@ -181,7 +181,7 @@ async def _sessions(request: Request) -> Sessions:
 Worlds = Annotated[Sessions, Depends(_sessions)]
 
 
-@router.post("", status_code=201, response_model=schemas.WorldInfo)
+@router.post("/v1/worlds", status_code=201, response_model=schemas.WorldInfo)
 async def create(body: WorldBody, worlds: Worlds, ctx: Admitted) -> Json:
     """Create a world from a goal, an observation and, optionally, later steps."""
     worlds.service.check_model(body.model)
@@ -191,32 +191,34 @@ async def create(body: WorldBody, worlds: Worlds, ctx: Admitted) -> Json:
     return _world(session, worlds)
 
 
-@router.get("", response_model=schemas.WorldList)
+@router.get("/v1/worlds", response_model=schemas.WorldList)
 async def list_worlds(worlds: Worlds, owner: Owner) -> Json:
     """List the key's worlds, the most recently used last."""
     return _list(worlds.store.of(owner), worlds)
 
 
-@router.get("/{name}", response_model=schemas.WorldInfo)
+@router.get("/v1/worlds/{name}", response_model=schemas.WorldInfo)
 async def show(name: str, worlds: Worlds, owner: Owner) -> Json:
     """Show a world."""
     return _world(worlds.store.get(name, owner), worlds)
 
 
-@router.get("/{name}/export", responses={200: {"model": WorldBody}})
+@router.get("/v1/worlds/{name}/export", responses={200: {"model": WorldBody}})
 async def export(name: str, worlds: Worlds, owner: Owner) -> Response:
     """Export a world as the body of a request that creates it again, on any service."""
     return JSONResponse({"model": worlds.service.card.name, **worlds.store.get(name, owner).log.json()})
 
 
-@router.delete("/{name}", response_model=schemas.Deleted)
+@router.delete("/v1/worlds/{name}", response_model=schemas.Deleted)
 async def delete(name: str, worlds: Worlds, owner: Owner) -> Json:
     """Delete a world and free its memory."""
     worlds.remove(owner, name)
     return {"id": name, "object": "world.deleted", "deleted": True}
 
 
-@router.post("/{name}/step", response_model=schemas.StepResult, responses=schemas.stream_responses("the whole step"))
+@router.post(
+    "/v1/worlds/{name}/step", response_model=schemas.StepResult, responses=schemas.stream_responses("the whole step")
+)
 async def step(name: str, body: StepBody, worlds: Worlds, ctx: Admitted) -> Response:
     """Imagine one action or several; return the observations selected by `decode`, whole or as server-sent events."""
     if not body.stream:
@@ -231,7 +233,7 @@ async def _step_once(name: str, body: StepBody, worlds: Sessions, ctx: RequestCo
     return await worlds.step(ctx, name, body.request, partial(_stepped, body, worlds))
 
 
-@router.post("/{name}/observe", response_model=schemas.Observed)
+@router.post("/v1/worlds/{name}/observe", response_model=schemas.Observed)
 async def observe(name: str, body: ObserveBody, worlds: Worlds, ctx: Admitted) -> Json:
     """Add a real step, and check what was imagined for it. Imagined steps since the last real one are dropped."""
     check = StepRequest([body.action], "each", DEFAULT_MAX_TOKENS) if body.check else None
@@ -251,13 +253,13 @@ def _check(imagined: Imagined, observation: str) -> Json:
     }
 
 
-@router.post("/{name}/fork", status_code=201, response_model=schemas.WorldList)
+@router.post("/v1/worlds/{name}/fork", status_code=201, response_model=schemas.WorldList)
 async def fork(name: str, worlds: Worlds, ctx: Admitted, body: ForkBody | None = None) -> Json:
     """Copy a world; the copies change independently."""
     return _list(await worlds.fork(ctx, name, 1 if body is None else body.count), worlds)
 
 
-@router.post("/{name}/plan", response_model=schemas.PlanResult)
+@router.post("/v1/worlds/{name}/plan", response_model=schemas.PlanResult)
 async def plan(name: str, body: PlanBody, worlds: Worlds, ctx: Admitted) -> Json:
     """Score candidate action sequences and decode the observation after the best one. The world does not change."""
     decode = body.decode is None or body.decode
@@ -267,7 +269,7 @@ async def plan(name: str, body: PlanBody, worlds: Worlds, ctx: Admitted) -> Json
     return {"id": name, "object": "world.plan", "candidates": scores, "best": best, "observation": observation}
 
 
-@router.post("/{name}/actions", response_model=schemas.ActionsResult)
+@router.post("/v1/worlds/{name}/actions", response_model=schemas.ActionsResult)
 async def actions(name: str, body: ActionsBody, worlds: Worlds, ctx: Admitted) -> Json:
     """Imagine each candidate alone: whether it is accepted, and what it brings. The world does not change."""
     decode: Decode = "none" if body.decode is False else "each"
@@ -277,23 +279,17 @@ async def actions(name: str, body: ActionsBody, worlds: Worlds, ctx: Admitted) -
 
 
 def _outcome(action: str, imagined: Imagined) -> Json:
-    step = imagined.step
+    names = ("acceptance", "reward", "expected_reward", "continuation")
     return {
         "action": action,
-        "accepted": is_accepted(imagined.observation or "", step.acceptance),
-        "acceptance": step.acceptance,
+        "accepted": is_accepted(imagined.observation or "", imagined.step.acceptance),
         "observation": imagined.observation,
-        "reward": step.reward,
-        "expected_reward": step.expected_reward,
-        "continuation": step.continuation,
         "trust": imagined.trust,
+        **{name: getattr(imagined.step, name) for name in names},
     }
 
 
-batch_router = APIRouter()
-
-
-@batch_router.post("/v1/worlds:batch", response_model=schemas.BatchResult)
+@router.post("/v1/worlds:batch", response_model=schemas.BatchResult)
 async def batch(body: BatchBody, worlds: Worlds, ctx: Admitted) -> Response:
     """Create, step, observe and delete worlds concurrently. Returns a status and a body for each request."""
     responses = await together([_one(item, worlds, ctx) for item in body.requests])
@@ -367,15 +363,8 @@ def _step(action: str, imagined: Imagined, body: StepBody) -> Json:
 
 
 def _transition(action: str, step: Step) -> Json:
-    return {
-        "action": action,
-        "reward": step.reward,
-        "expected_reward": step.expected_reward,
-        "continuation": step.continuation,
-        "acceptance": step.acceptance,
-        "loops": step.loops,
-        "summary": step.summary,
-    }
+    names = ("reward", "expected_reward", "continuation", "acceptance", "loops", "summary")
+    return {"action": action, **{name: getattr(step, name) for name in names}}
 
 
 def _observed(text: str | None, deltas: Sequence[TextDelta], scored: bool) -> Json:

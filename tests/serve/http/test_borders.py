@@ -108,7 +108,8 @@ def no_constant(name: str) -> None:
 
 def ask(client: httpx.Client, path: str, body: Json, number: str) -> httpx.Response:
     """In a world of its own where it is about one."""
-    content = json.dumps(body | {"messages": TALK} if "messages" in body else body).replace(f'"{NUMBER}"', number)
+    talks = {name: TALK for name in ("messages", "input") if name in body}
+    content = json.dumps(body | talks).replace(f'"{NUMBER}"', number)
     if "{name}" in path or '"world"' in content:
         world = create(client, goal="g", observation="o")
         path, content = path.replace("{name}", world), content.replace('"world": "user"', f'"world": "{world}"')

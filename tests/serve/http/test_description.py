@@ -22,7 +22,7 @@ SCORED = {"temperature": 1, "logprobs": True, "top_logprobs": 2, "return_token_i
 
 def answer_of(method: str, path: str) -> Any:
     """The model that a route says it answers with."""
-    for router in (openai.router, openai.tokenizer_router, worlds.router, worlds.batch_router):
+    for router in (openai.router, worlds.router):
         for route in router.routes:
             if isinstance(route, APIRoute) and route.path == path and method in route.methods:
                 return route.response_model or route.responses[200]["model"]
@@ -68,6 +68,11 @@ def test_chats(worlds_client, chat, fields):
     fits("POST", CHAT, worlds_client.post(CHAT, json={**chat, **fields}))
 
 
+def test_responses(worlds_client, chat):
+    body = {"model": "tiny", "input": chat["messages"], "max_output_tokens": 3}
+    fits("POST", "/v1/responses", worlds_client.post("/v1/responses", json=body))
+
+
 @pytest.mark.parametrize(
     "fields",
     [{}, {"actions": ["a", "b"], "decode": "each", "logprobs": True, "monitor": True}, {"decode": "none"}],
@@ -108,7 +113,8 @@ def test_every_success_is_described_and_so_are_events(worlds_client):
             kinds = success["content"]
             assert all("$ref" in kind["schema"] or kind["schema"]["type"] == "string" for kind in kinds.values()), path
             streamed += [(method, path)] if "text/event-stream" in kinds else []
-    assert streamed == [("post", "/v1/completions"), ("post", CHAT), ("post", "/v1/worlds/{name}/step")]
+    paths = ("/v1/completions", CHAT, "/v1/responses", "/v1/worlds/{name}/step")
+    assert streamed == [("post", path) for path in paths]
 
 
 def test_what_is_said_to_come_as_events_does(worlds_client, chat):
