@@ -15,7 +15,7 @@ from serve.generation.service import EngineStoppedError
 from serve.http import errors
 from serve.http import openai as openai_api
 from serve.http import worlds as world_api
-from serve.http.auth import KeyRing
+from serve.http.auth import OPEN, KeyRing
 from serve.http.middleware import Middleware
 from serve.http.routes import Serving
 from serve.http.schemas import Health, Version
@@ -48,17 +48,22 @@ def create_app(
     for part in (openai_api, world_api, playground):
         app.include_router(part.router)
     errors.install(app)
-    _name_the_model(app.openapi(), service.card.name)
+    _complete(app.openapi(), service.card.name, has_keys=keys is not None)
     return app
 
 
-def _name_the_model(description: dict[str, Any], name: str) -> None:
-    """Insert the served model's name into the API description, which is built once."""
+def _complete(description: dict[str, Any], name: str, has_keys: bool) -> None:
+    """Insert the served model's name and the key into the API description, which is built once."""
     for title, schema in description["components"]["schemas"].items():
         if "model" in schema.get("required", []):
             # A batch accepts any name: its response has an error per request.
             keyword = "examples" if title == "BatchCreate" else "enum"
             schema["properties"]["model"] = {"type": "string", keyword: [name]}
+    if has_keys:
+        description["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        for path in description["paths"].keys() - set(OPEN):
+            for operation in description["paths"][path].values():
+                operation["security"] = [{"key": []}]
 
 
 async def ready(worlds: world_api.Worlds) -> dict[str, Any]:

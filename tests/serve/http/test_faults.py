@@ -337,3 +337,12 @@ def test_forks_without_end_are_refused_and_cost_nobody_else_a_world(guarded):
 def own(guarded: httpx.Client, key: str) -> httpx.Client:
     """A client with a key."""
     return httpx.Client(base_url=guarded.base_url, headers=bearer(key), timeout=None, trust_env=False)
+
+
+def test_description_has_the_key_where_one_is_needed(guarded, client):
+    told = guarded.get("/openapi.json").json()
+    assert told["components"]["securitySchemes"] == {"key": {"type": "http", "scheme": "bearer"}}
+    keyed = {path: "security" in operation for path, one in told["paths"].items() for operation in one.values()}
+    assert {path for path, needed in keyed.items() if not needed} == {"/health", "/ready", "/metrics"}
+    assert all(guarded.get(path).status_code == 401 for path, needed in keyed.items() if needed)
+    assert "securitySchemes" not in client.get("/openapi.json").json()["components"]
