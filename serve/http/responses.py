@@ -7,7 +7,8 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from itertools import count
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -116,25 +117,23 @@ class ResponseReply:
         return self._started.model_copy(update=changes).model_dump()
 
     async def events(self) -> AsyncIterator[Json]:
-        number = 0
-        async for kind, fields in self._events():
-            yield {"type": f"response.{kind}", "sequence_number": number, "output_index": 0, **fields}
-            number += 1
-
-    async def _events(self) -> AsyncIterator[tuple[str, Json]]:
-        started, text = self._started.model_dump(), ""
+        numbers, started, text = count(), self._started.model_dump(), ""
         part = {"content_index": 0, "item_id": self._message.id}
-        yield "created", {"response": started}
-        yield "in_progress", {"response": started}
-        yield "output_item.added", {"item": self._message.model_dump()}
-        yield "content_part.added", {**part, "part": OutputText(text="").model_dump()}
+
+        def event(kind: str, **fields: Any) -> Json:
+            return {"type": f"response.{kind}", "sequence_number": next(numbers), "output_index": 0, **fields}
+
+        yield event("created", response=started)
+        yield event("in_progress", response=started)
+        yield event("output_item.added", item=self._message.model_dump())
+        yield event("content_part.added", **part, part=OutputText(text="").model_dump())
         async for delta in self._stream:
             text += delta.text
             if delta.text:
-                yield "output_text.delta", {**part, "delta": delta.text, "logprobs": []}
+                yield event("output_text.delta", **part, delta=delta.text, logprobs=[])
         whole = self._whole(text)
         (message,) = whole["output"]
-        yield "output_text.done", {**part, "text": text, "logprobs": []}
-        yield "content_part.done", {**part, "part": message["content"][0]}
-        yield "output_item.done", {"item": message}
-        yield whole["status"], {"response": whole}
+        yield event("output_text.done", **part, text=text, logprobs=[])
+        yield event("content_part.done", **part, part=message["content"][0])
+        yield event("output_item.done", item=message)
+        yield event(whole["status"], response=whole)

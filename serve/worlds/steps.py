@@ -147,14 +147,10 @@ def advance(
     return steps
 
 
-Outcome = tuple[float, float]
-"""Expected reward and continuation of the last step of a path."""
-
-
 def explore(
     model: WorldModel, world: World, paths: Sequence[Path], sizes: Mapping[str, int]
-) -> ForwardGenerator[dict[Path, Outcome]]:
-    """Imagine paths of actions from a world of one row, depth first in parts that fit a forward.
+) -> ForwardGenerator[dict[Path, tuple[float, float]]]:
+    """Return the expected reward and continuation after each path of actions from a world of one row.
 
     paths: without duplicates, each with all its prefixes.
     sizes: tokens of each action.
@@ -162,7 +158,7 @@ def explore(
     Raises:
         PromptTooLongError: the world exceeds the model's context.
     """
-    outcomes: dict[Path, Outcome] = {}
+    outcomes: dict[Path, tuple[float, float]] = {}
     following: defaultdict[Path, list[Path]] = defaultdict(list)
     for path in paths:
         following[path[:-1]].append(path)
