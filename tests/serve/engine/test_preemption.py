@@ -1,4 +1,4 @@
-"""Rows of a key that fills the memory make way for another key, and go on later with the same text."""
+"""Rows of a key that fills the memory are preempted for another key, and resume with the same text."""
 
 from __future__ import annotations
 
