@@ -1,6 +1,7 @@
 """Measure one property of a pixel world, or draw it.
 
-`accuracy` trains TWISTED by a protocol and counts exactly predicted frames by decoder; rerun the command to resume it.
+`accuracy` trains TWISTED by a protocol and counts exactly predicted frames by decoder, `looping` trains STORM's agents
+with loops and without; rerun the command to resume it.
 `rollout-curve` compares imagined with real play of an agent by rollout step, `reality-gap` over whole rollouts, and
 `calibration` the chances of events in a world with those of the game. `filmstrip` and `film` show imagined beside real
 frames of an episode, for instance one written by `record`; `curve` plots learning curves. `atari` computes
@@ -20,6 +21,7 @@ from loopwm.records.files import write_json
 EXAMPLE = "python -m lab pixels accuracy --out runs/studies/twisted-accuracy"
 PROTOCOL = Path("configs/studies/twisted-accuracy.yaml")
 CLAIMS = Path("configs/studies/storm-claims.yaml")
+LOOPING = Path("configs/studies/looping-catch.yaml")
 SAMPLING = "section `sampling` of all models as YAML (default: the system's)"
 
 
@@ -47,6 +49,10 @@ def _add_training_studies(tasks: Tasks) -> None:
     claims.add_argument("--protocol", type=Path, default=CLAIMS, help="default: %(default)s")
     claims.add_argument("--workers", type=positive, default=1, help="parallel runs (default: 1)")
     claims.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the protocol: seeds=[0]")
+    purpose = "exact frames of agents' worlds: looped, the same layers once, and as many layers as run"
+    looping = add_task(tasks, "looping", _looping, purpose, "folder of the study")
+    looping.add_argument("--protocol", type=Path, default=LOOPING, help="default: %(default)s")
+    looping.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the protocol: seeds=[0]")
 
 
 def _add_memory_studies(tasks: Tasks) -> None:
@@ -145,6 +151,14 @@ def _claims(args: argparse.Namespace) -> None:
     from lab.studies.study_protocol import load_protocol
 
     run_claims_study(load_protocol(ClaimsProtocol, args.protocol, args.overrides), args.out, args.workers)
+    print((args.out / "report.md").read_text(encoding="utf-8"), end="")
+
+
+def _looping(args: argparse.Namespace) -> None:
+    from lab.pixels.looping_study import LoopingProtocol, run_looping_study
+    from lab.studies.study_protocol import load_protocol
+
+    run_looping_study(load_protocol(LoopingProtocol, args.protocol, args.overrides), args.out)
     print((args.out / "report.md").read_text(encoding="utf-8"), end="")
 
 
