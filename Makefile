@@ -11,7 +11,7 @@
 # make test-games  play ALFWorld and TextWorld, which are compiled first (needs g++ and make)
 # make test-openenv  an imagined environment behind OpenEnv, and GRPO in it, in an environment of their own
 # make test-browser  drive the playground in a headless Chromium (Debian: apt-get install chromium); with
-#   GIF=docs/playground.gif PYTEST_ARGS='-k recording' it records the page for the docs
+#   GIF=docs/playground.gif PYTEST_ARGS='-k recording_of_two' it records the page for the docs
 # make data    play the simulators for everything to train on: hours; killed and started again, it goes on
 # make train-reference  train the checkpoint that ships, on the episodes packed with the project: days; rerun it to resume
 # make probe   compile our classes inside ScienceWorld's JVM (needs a JDK)

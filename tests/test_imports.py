@@ -44,8 +44,8 @@ MAY_IMPORT = {
         *("serve.generation", "serve.engine", "serve.limits", "loopwm.text", "loopwm.core", "loopwm.records"),
         "loopwm.worlds.protocol",
     ),
-    "serve.http": ("serve.generation", "serve.worlds", "serve.playground", "loopwm.records"),
-    "serve.pixels": ("loopwm.pixel", "loopwm.records"),
+    "serve.http": ("serve.generation", "serve.worlds", "serve.playground", "serve.pixels.games", "loopwm.records"),
+    "serve.pixels": ("serve.generation", "serve.worlds", "loopwm.pixel", "loopwm.records"),
     "serve": ("loopwm.worlds", "loopwm.text", "loopwm.core", "loopwm.records", "loopwm.runtime"),
     "lab": ("loopwm", "data_prep", "eval", "serve"),  # and nothing imports it
 }

@@ -14,11 +14,13 @@ from serve import playground
 from serve.generation.service import EngineStoppedError
 from serve.http import errors
 from serve.http import openai as openai_api
+from serve.http import pixels as pixel_api
 from serve.http import worlds as world_api
 from serve.http.auth import OPEN, KeyRing
 from serve.http.middleware import Middleware
 from serve.http.routes import Serving
 from serve.http.schemas import Health, Version
+from serve.pixels.games import Games
 from serve.worlds.sessions import Sessions
 
 VERSION = version("loopwm")
@@ -39,13 +41,14 @@ def create_app(
     app = FastAPI(title="LoopWM", version=VERSION, docs_url=None, redoc_url=None, responses=responses)
     service = sessions.service
     app.state.service, app.state.sessions = service, sessions
+    app.state.games = Games(service.rate_limiter)
     service.metrics.watch_worlds(lambda: len(sessions.store))
     app.add_middleware(Middleware, service=service, keys=keys, hosts=hosts, log_json=log_json)
     app.add_api_route("/health", health, methods=["GET"], response_model=Health)
     app.add_api_route("/ready", ready, methods=["GET"], response_model=Health)
     app.add_api_route("/metrics", metrics, methods=["GET"], response_class=Response, responses=METRICS)
     app.add_api_route("/version", show_version, methods=["GET"], response_model=Version)
-    for part in (openai_api, world_api, playground):
+    for part in (openai_api, world_api, pixel_api, playground):
         app.include_router(part.router)
     errors.install(app)
     _complete(app.openapi(), service.card.name, has_keys=keys is not None)

@@ -5,6 +5,7 @@ Shapes: H, W, C frame; Y, X cells.
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from loopwm.pixel.imagined import FrameWorld
+from loopwm.pixel.imagined import FrameWorld, painted
 from loopwm.records.frames import FrameEpisode
 
 Array = NDArray[Any]
@@ -27,6 +28,10 @@ CELLS = 16
 """Maximum cells of a frame's longer side."""
 TOLERANCE = 32
 """Mean difference of a cell's pixels, of 255, from which it differs."""
+FUTURES, HORIZON, FOLLOWED = 64, 12, 4
+"""Futures that the agent imagines, their steps, and those of the best one that it takes before it imagines again."""
+SURVIVAL = 0.01
+"""Worth of a step before an imagined end: without it, most futures without a reward would be equal."""
 
 
 @dataclass(frozen=True)
@@ -109,10 +114,26 @@ class Game:
             lines += [f"cells that differ: {self.now.cells.sum()}", f"diverged: {self.diverged} of {self.steps} steps"]
         return "\n".join(lines)
 
+    def json(self) -> dict[str, Any]:
+        """Return counts, cells [row, column] that differ, and each side with its pixels, RGB in base64."""
+        sides = {
+            name: {
+                "rgb": b64encode(painted(view.frame).tobytes()).decode(),
+                "score": view.score,
+                "over": view.over or view.truncated,
+            }
+            for name, view in self.now.sides.items()
+        }
+        (height, width, _), size = self.now.imagined.frame.shape, cell_size(self.now.imagined.frame)
+        frame = {"height": height, "width": width, "cell_size": size, "cells": np.argwhere(self.now.cells).tolist()}
+        counts = {"episode": self.episodes, "step": self.age, "steps": self.steps, "diverged": self.diverged}
+        return {**counts, **frame, "sides": sides}
+
     def restart(self) -> None:
         """Begin the next episode."""
         self.episodes += 1
         self._actions: list[int] = []
+        self._plan: list[int] = []  # the agent's next actions
         if self._env is not None:
             frame = self._env.reset(seed=self._seed + self.episodes)[0]
         else:
@@ -126,7 +147,7 @@ class Game:
 
         The real side leads if there is one. An imagined side that is over stays as it is.
         """
-        real, imagined, state = self.now.real, self.now.imagined, self.now.state
+        real, imagined, state, self._plan = self.now.real, self.now.imagined, self.now.state, []
         leading = real or imagined
         if leading.over or leading.truncated:
             self.restart()
@@ -146,6 +167,24 @@ class Game:
     def act_randomly(self) -> None:
         self.act(int(self._rng.integers(self._world.space.actions)))
 
+    def act_by_plan(self) -> None:
+        """Take the agent's action: of the future that pays most, of some that are imagined from the last frames."""
+        action, *following = self._plan or self._best_future()[:FOLLOWED]
+        self.act(action)
+        self._plan = following if self.age else []  # the action may have begun the next episode
+
+    def _best_future(self) -> list[int]:
+        """Return the actions that pay most, of random ones."""
+        actions = torch.randint(self._world.space.actions, (HORIZON, FUTURES), generator=self._generator)
+        state, worth, alive = self._start(*self._recent(), FUTURES), torch.zeros(FUTURES), torch.ones(FUTURES)
+        for action in actions:
+            outcome = self._world.step(state, action, self._generator)
+            state, worth = outcome.state, worth + alive * (outcome.reward + SURVIVAL)
+            alive = alive * ~outcome.terminated
+            if not alive.any():
+                break
+        return actions[:, worth.argmax()].tolist()
+
     def back(self) -> None:
         """Take back the last step; the simulator, which only goes forward, replays the episode up to there.
 
@@ -155,6 +194,7 @@ class Game:
             return
         self._moments.pop()
         self._actions.pop()
+        self._plan = []
         if self._env is not None:
             self._env.reset(seed=self._seed + self.episodes)
             for action in self._actions:
@@ -162,18 +202,21 @@ class Game:
 
     def fork(self) -> None:
         """Start the imagined world again from the last real frames; without a simulator nothing changes."""
-        recent = [moment.real for moment in self._moments if moment.real is not None][-CONTEXT:]
-        if recent:
-            actions = self._actions[self.age + 1 - len(recent) :]  # one less than frames
-            state = self._start([view.frame for view in recent], actions)
-            self._moments[-1] = Moment(recent[-1], self._view(state, recent[-1].score, recent[-1].over), state)
+        if (real := self.now.real) is not None:
+            state = self._start(*self._recent())
+            self._moments[-1] = Moment(real, self._view(state, real.score, real.over), state)
 
-    def _start(self, frames: Sequence[Array], actions: Sequence[int]) -> Any:
-        """Return the world's state after the last frames of the episode and the actions between them."""
-        first = torch.zeros(1, len(frames), dtype=torch.bool)
-        first[0, 0] = len(frames) == self.age + 1
-        obs, action = torch.from_numpy(np.stack(frames)[None]), torch.tensor([actions], dtype=torch.int64)
-        return self._world.start(obs, action, first, self._generator)
+    def _recent(self) -> tuple[list[Array], list[int]]:
+        """Return the last frames, real ones if there is a simulator, and the actions between them."""
+        views = [moment.real or moment.imagined for moment in self._moments][-CONTEXT:]
+        return [view.frame for view in views], self._actions[self.age + 1 - len(views) :]
+
+    def _start(self, frames: Sequence[Array], actions: Sequence[int], count: int = 1) -> Any:
+        """Return the state of `count` worlds after the last frames of the episode and the actions between them."""
+        first = torch.zeros(count, len(frames), dtype=torch.bool)
+        first[:, 0] = len(frames) == self.age + 1
+        obs, action = torch.from_numpy(np.stack(frames)), torch.tensor(actions, dtype=torch.int64)
+        return self._world.start(obs.expand(count, *obs.shape), action.expand(count, -1), first, self._generator)
 
     def _view(self, state: Any, score: float = 0.0, over: bool = False) -> View:
         return View(self._world.show(state)[0].numpy(), score, over)

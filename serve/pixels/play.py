@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from loopwm.pixel.checkpoint import load_checkpoint
 from loopwm.pixel.gym import CATCH, real_environment, world_folder
@@ -37,11 +36,11 @@ KEYS = """keys:
   0 1 2 ... 9 a b ...  take that action; arrows too, where the game has directions
   B  back: take back the last step     F  fork: the imagined world starts again from the real frames
   N  next episode                      .  one random action
-  A  random actions until the next key    Q  quit"""
+  A  the agent, which plans in the imagined world, plays until the next key    Q  quit"""
 ACTIONS = string.digits + string.ascii_lowercase
 Command = Callable[[Game], None]
 COMMANDS: Mapping[str, Command] = {
-    "B": Game.back, "F": Game.fork, "N": Game.restart, ".": Game.act_randomly,
+    "A": Game.act_by_plan, "B": Game.back, "F": Game.fork, "N": Game.restart, ".": Game.act_randomly,
 }  # fmt: skip
 ARROWS = {
     "catch": "LDR", "minatar/breakout": "-LR", "minatar/freeway": "-UD", "minatar/space_invaders": "-LR",
@@ -54,14 +53,14 @@ class Keyboard:
     """Keys of a game: an action, a command or nothing."""
 
     def __init__(self, space: FrameSpace) -> None:
-        self._actions = min(space.actions, len(ACTIONS))
+        self.actions = ACTIONS[: space.actions]
         names = [name for name in ARROWS if space.env.startswith(name)]
-        self._arrows = ARROWS[max(names, key=len)] if names else ""
+        self.arrows = ARROWS[max(names, key=len)] if names else ""
 
     def command(self, key: str) -> Command | None:
         """Return what a key does, None if it does nothing. Arrows are the keys UP, DOWN, LEFT and RIGHT."""
-        action = self._arrows.find(key[0]) if len(key) > 1 else ACTIONS.find(key)
-        if 0 <= action < self._actions:
+        action = self.arrows.find(key[0]) if len(key) > 1 else self.actions.find(key)
+        if 0 <= action < len(self.actions):
             return lambda game: game.act(action)
         return COMMANDS.get(key.upper())
 
@@ -69,25 +68,25 @@ class Keyboard:
         """Yield the commands of a script, in which white space is ignored. Raises InputError for an unknown key."""
         for key in "".join(keys.split()):
             if (command := self.command(key)) is None:
-                known = f"0 to {ACTIONS[self._actions - 1]}, {', '.join(COMMANDS)}"
+                known = f"0 to {self.actions[-1]}, {', '.join(COMMANDS)}"
                 raise InputError(f"--keys: must be of {known}, got {key!r}")
             yield command
 
     def typed(self, per_second: float) -> Iterator[Command]:
-        """Yield the commands of keys in the terminal until Q; after A, random actions until the next key."""
+        """Yield the commands of keys in the terminal until Q; after A, the agent's until the next key."""
         automatic = False
         while True:
             if automatic and not select.select([sys.stdin], [], [], 1 / per_second)[0]:
-                yield Game.act_randomly
+                yield Game.act_by_plan
                 continue
             for key in _pressed():
                 if command := self.command(key):  # a and q may be actions
-                    automatic = False
+                    automatic = command is Game.act_by_plan and not automatic
                     yield command
                 elif key.upper() in ("Q", "\x04", "\x1b"):
                     return
                 else:
-                    automatic = key.upper() == "A" and not automatic
+                    automatic = False
 
 
 def _pressed() -> list[str]:
@@ -168,13 +167,10 @@ def _run(args: argparse.Namespace) -> None:
             raise InputError("--gif: the package pillow is not installed: pip install pillow")
         if not args.gif.parent.is_dir():  # now rather than after the game
             raise InputError(f"--gif: {args.gif.parent}: no such folder")
-    system = load_checkpoint(args.model)
-    keyboard = Keyboard(system.space)
+    game, keyboard, missing = open_game(args.model, args.seed, args.starts)
     typed = args.keys is None and sys.stdin.isatty()
     script = [] if typed else [*keyboard.script(sys.stdin.read() if args.keys is None else args.keys)]
-    env, missing = _simulator(system.space)
-    starts = [] if env else _starts(args.starts or args.model / "starts", system.space, missing)
-    game, frames = Game(system.world(), env, starts, args.seed), deque[tuple[Moment, str]]([], None if args.gif else 1)
+    frames = deque[tuple[Moment, str]]([], None if args.gif else 1)
     if missing:
         print(f"the imagined world alone: {missing}", file=sys.stderr)
     pause = 0.0 if typed or not sys.stdout.isatty() else 1 / args.fps
@@ -185,14 +181,19 @@ def _run(args: argparse.Namespace) -> None:
         write_gif(args.gif, frames, args.fps)
 
 
-def _simulator(space: FrameSpace) -> tuple[Any, str]:
-    """Return the simulator of these frames and an empty string, or None and the reason why there is none."""
+def open_game(folder: Path, seed: int, starts: Path | None = None) -> tuple[Game, Keyboard, str]:
+    """Begin a game in a world; return it with its keyboard, and why there is no simulator (empty if there is one).
+
+    starts: episodes to start in without a simulator, None for the checkpoint's own. Raises InputError.
+    """
+    system, env, episodes, missing = load_checkpoint(folder), None, list[FrameEpisode](), ""
     try:
-        env = real_environment(space.env)
-        space.require(env.get_wrapper_attr("space"), f"simulator of {space.env}")
+        env = real_environment(system.space.env)
+        system.space.require(env.get_wrapper_attr("space"), f"simulator of {system.space.env}")
     except InputError as error:
-        return None, str(error)
-    return env, ""
+        env, missing = None, str(error)
+        episodes = _starts(starts or folder / "starts", system.space, missing)
+    return Game(system.world(), env, episodes, seed), Keyboard(system.space), missing
 
 
 def _starts(folder: Path, space: FrameSpace, missing: str) -> list[FrameEpisode]:

@@ -14,10 +14,11 @@ FOLDER = Path(__file__).parent
 FILES = {
     "/": ("index.html", "text/html"),
     "/docs": ("docs.html", "text/html"),
-    "/playground/docs.js": ("docs.js", "text/javascript"),
     "/playground/page.css": ("page.css", "text/css"),
-    "/playground/page.js": ("page.js", "text/javascript"),
     "/playground/examples.json": ("examples.json", "application/json"),
+    **{
+        f"/playground/{name}.js": (f"{name}.js", "text/javascript") for name in ("api", "docs", "gif", "page", "pixels")
+    },
     **{f"/playground/{name}.svg": (f"{name}.svg", "image/svg+xml") for name in ("trust", "acceptance")},
 }
 """File and media type by path. These paths need no API key."""

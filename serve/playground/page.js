@@ -1,6 +1,8 @@
-// The playground. Whatever comes from the model, the service or the user becomes text nodes, never markup.
+// The playground's text worlds. Whatever comes from the model, the service or the user becomes text nodes, never markup.
 
-const $ = (id) => document.getElementById(id);
+import { $, ServiceError, call, el, events } from "./api.js";
+import { openTab } from "./pixels.js";
+
 const form = $("start");
 const panes = [];
 let model = null;
@@ -15,57 +17,6 @@ const IMPLIED = [ // what an action or an observation names, and the action that
   [/^open door to (.+)/gm, "go to "], [/door to the (.+) \(that is open\)/g, "go to "],
   [/door to the (.+) \(that is closed\)/g, "open door to "], [/^You move to /gm, "look around"],
 ];
-
-class ServiceError extends Error {
-  constructor(message, status) {
-    super(message);
-    this.status = status;
-  }
-}
-
-function el(tag, props = {}, ...children) {
-  const node = Object.assign(document.createElement(tag), props);
-  node.append(...children);
-  return node;
-}
-
-async function ask(method, path, body, signal) {
-  const headers = {};
-  if (body !== undefined) headers["Content-Type"] = "application/json";
-  if ($("key").value) headers["Authorization"] = `Bearer ${$("key").value}`;
-  let response;
-  try {
-    response = await fetch(path, { method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body) });
-  } catch {
-    throw new ServiceError("The service does not answer. Is it still running?");
-  }
-  if (response.ok) return response;
-  const reply = await response.json().catch(() => ({}));
-  throw new ServiceError(`${reply.error?.message ?? "The service failed"} (status ${response.status})`, response.status);
-}
-
-async function call(method, path, body, signal) {
-  return (await ask(method, path, body, signal)).json();
-}
-
-// The objects of an answer in server-sent events, as they come.
-async function* events(path, body) {
-  const reader = (await ask("POST", path, { ...body, stream: true })).body.pipeThrough(new TextDecoderStream()).getReader();
-  let text = "";
-  while (true) {
-    const { value, done } = await reader.read().catch(() => ({ done: true }));
-    if (done) throw new ServiceError("The service broke off its answer.");
-    const parts = (text + value).split("\n\n");
-    text = parts.pop();
-    for (const part of parts) {
-      const data = part.replace(/^data: /, "");
-      if (data === "[DONE]") return;
-      const told = JSON.parse(data);
-      if (told.error) throw new ServiceError(told.error.message);
-      yield told;
-    }
-  }
-}
 
 async function connect() {
   try {
@@ -201,7 +152,7 @@ async function take(pane, text) {
   pane.log.append(...live.map((step) => step.node));
   await guarded(pane, async () => {
     const decode = pane.each.checked ? "each" : "last";
-    for await (const told of events(`v1/worlds/${pane.world.id}/step`, { actions, decode, logprobs: true })) {
+    for await (const told of events(`v1/worlds/${pane.world.id}/step`, { actions, decode, logprobs: true, stream: true })) {
       if (told.object === "world.step") {
         pane.world = told.world;
         pane.steps.push(...told.steps);
@@ -518,3 +469,4 @@ examples.forEach((example, i) => {
 if (examples.length) $("example").value = "0";
 choose();
 await connect();
+openTab();

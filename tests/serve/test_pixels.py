@@ -256,7 +256,7 @@ def test_keys_of_a_terminal_are_drawn(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--keys", "0x"], r"--keys: must be of 0 to 2, B, F, N, \., got 'x'"),
+        (["--keys", "0x"], r"--keys: must be of 0 to 2, A, B, F, N, \., got 'x'"),
         (["--model", str(PACKAGED)], r".*: .*system.*"),
         (["--model", "/nowhere"], r"/nowhere/config.json: no such file"),
         (["--fps", "0"], r"--fps: must be above 0, got 0"),

@@ -113,7 +113,7 @@ def test_every_success_is_described_and_so_are_events(worlds_client):
             kinds = success["content"]
             assert all("$ref" in kind["schema"] or kind["schema"]["type"] == "string" for kind in kinds.values()), path
             streamed += [(method, path)] if "text/event-stream" in kinds else []
-    paths = ("/v1/completions", CHAT, "/v1/responses", "/v1/worlds/{name}/step")
+    paths = ("/v1/completions", CHAT, "/v1/responses", "/v1/worlds/{name}/step", "/v1/games")
     assert streamed == [("post", path) for path in paths]
 
 
