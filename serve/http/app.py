@@ -41,7 +41,7 @@ def create_app(
     app = FastAPI(title="LoopWM", version=VERSION, docs_url=None, redoc_url=None, responses=responses)
     service = sessions.service
     app.state.service, app.state.sessions = service, sessions
-    app.state.games = Games(service.rate_limiter)
+    app.state.games = Games(service)
     service.metrics.watch_worlds(lambda: len(sessions.store))
     app.add_middleware(Middleware, service=service, keys=keys, hosts=hosts, log_json=log_json)
     app.add_api_route("/health", health, methods=["GET"], response_model=Health)

@@ -27,7 +27,7 @@ class GameBody(OwnBody):
     id: str | None = None
     seed: int = Field(0, ge=0, lt=2**31)
     keys: str = Field("", max_length=1000)
-    fps: float = Field(60.0, gt=0, le=60, description="most frames a second")
+    fps: float = Field(60.0, ge=1, le=60, description="most frames a second")
 
 
 async def _games(request: Request) -> Games:

@@ -16,8 +16,7 @@ import torch
 from loopwm.records.errors import InputError
 from loopwm.records.files import PACKAGED
 from loopwm.records.template import FormatError
-from serve.generation.rate_limits import RateLimiter
-from serve.generation.service import DeadlineError, ModelNotFoundError, RequestContext
+from serve.generation.service import DeadlineError, EngineStoppedError, ModelNotFoundError, RequestContext, Service
 from serve.worlds.sessions import UnsupportedError
 from serve.worlds.store import TooManyWorldsError, WorldNotFoundError
 
@@ -54,8 +53,8 @@ class Session:
 class Games:
     """Games by id. Unused ones expire, and their number is bounded."""
 
-    def __init__(self, rate_limiter: RateLimiter, clock: Callable[[], float] = time.monotonic) -> None:
-        self._rate_limiter, self._clock = rate_limiter, clock
+    def __init__(self, service: Service, clock: Callable[[], float] = time.monotonic) -> None:
+        self._service, self._clock = service, clock
         self._sessions: dict[str, Session] = {}
         # A thread of the game's own would open another OpenMP pool, which slows the engine down.
         self._thread = ThreadPoolExecutor(1, "pixels", torch.set_num_threads, (1,))
@@ -67,7 +66,7 @@ class Games:
         game, keyboard = await self._run(partial(_open, model, seed))
         self._expire()
         of_owner = sum(session.owner == owner for session in self._sessions.values())
-        limit = min(MAX_PER_KEY, self._rate_limiter.quota(owner).worlds or MAX_PER_KEY)
+        limit = min(MAX_PER_KEY, self._service.rate_limiter.quota(owner).worlds or MAX_PER_KEY)
         if of_owner >= limit or len(self._sessions) >= MAX_GAMES:
             raise TooManyWorldsError(f"{of_owner} of {limit} games are open; they expire after {TTL:g} s without use")
         session = Session(owner, model, game, keyboard, self._clock())
@@ -104,6 +103,8 @@ class Games:
             await asyncio.sleep(due - time.monotonic())
             if session.turn is not ctx:
                 return
+            if not self._service.engine.alive:
+                raise EngineStoppedError("the service is shutting down")
             if time.monotonic() > ctx.deadline:
                 raise DeadlineError("the request took longer than its deadline")
             session.used, due = self._clock(), due + pause

@@ -10,6 +10,7 @@ import re
 import sys
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -85,7 +86,7 @@ def test_every_packaged_world_is_on_the_page(client):
         ({"model": "../catch"}, 404, "model", "does not exist"),
         ({"model": "catch", "keys": "0x"}, 400, "keys", "must be of 0 to 2, A, B, F, N, ., got 'x'"),
         ({"model": "catch", "keys": "0" * 1001}, 400, "keys", "at most 1000"),
-        ({"model": "catch", "fps": 0}, 400, "fps", "greater than 0"),
+        ({"model": "catch", "fps": 0}, 400, "fps", "greater than or equal to 1"),
         ({"model": "catch", "seed": -1}, 400, "seed", "greater than or equal to 0"),
         ({"model": "catch", "colour": 1}, 400, "colour", "unknown field"),
         ({"model": "catch", "id": "game-none"}, 404, None, "There is no game 'game-none'"),
@@ -148,7 +149,8 @@ def test_keys_have_their_own_games_and_limits(serving, tiny_model):
 def test_unused_games_expire_and_their_number_is_bounded(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(games, "TTL", 50)
-    store = Games(RateLimiter(), clock=lambda: now[0])
+    service: Any = SimpleNamespace(rate_limiter=RateLimiter())
+    store = Games(service, clock=lambda: now[0])
 
     async def check() -> None:
         session = await store.create("", "catch", 0)
@@ -184,6 +186,18 @@ def test_deadline_ends_a_stream(client):
     played = frames(client, "1" * 50, fps=10, headers={"X-Request-Timeout": "0.5"})
     assert len(played) < 20
     assert played[-1]["error"]["code"] == "deadline_exceeded"
+
+
+def test_shutdown_ends_a_stream(serving, tiny_model):
+    with serving(tiny_model, grace=0.5) as client:
+        seen: list[dict[str, Any]] = []
+        stream = threading.Thread(target=lambda: seen.extend(frames(client, "1" * 900, fps=5)))
+        stream.start()
+        store = client.server.config.app.state.games
+        assert wait_until(lambda: any(session.game.steps > 1 for session in store._sessions.values()))
+        client.server.should_exit = True
+        stream.join(30)
+    assert seen[-1]["error"]["code"] == "unavailable"
 
 
 def test_frames_come_at_their_rate(client):
