@@ -202,8 +202,8 @@ def test_shutdown_ends_a_stream(serving, tiny_model):
 
 def test_frames_come_at_their_rate(client):
     (first,) = frames(client)
-    response = client.post("/v1/games", json={"model": "catch", "id": first["id"], "keys": "1" * 7, "fps": 10})
-    assert response.elapsed.total_seconds() >= 0.6
+    response = client.post("/v1/games", json={"model": "catch", "id": first["id"], "keys": "111", "fps": 1})
+    assert response.elapsed.total_seconds() >= 1.9
 
 
 @pytest.fixture
