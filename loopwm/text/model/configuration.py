@@ -18,6 +18,10 @@ AUTO_MAP = {
 }
 """Classes that the Auto classes load from a checkpoint folder; `loopwm/text/model/auto.py` is saved there."""
 
+COLUMNS = ("attention.q_proj", "attention.k_proj", "attention.v_proj", "mlp.gate_proj", "mlp.up_proj")
+ROWS = ("attention.o_proj", "mlp.down_proj")
+"""Matrices of a layer whose outputs, or inputs, are split over GPUs: whole heads and parts of the MLP."""
+
 RETIRED: dict[str, Any] = {"carry_state": False, "zoh": False}
 """Keys of earlier checkpoints whose switch was removed, with the value that still means the same model."""
 
@@ -59,6 +63,15 @@ class LoopWMConfig(PreTrainedConfig):
     depth_is_fixed: ClassVar[bool] = False
     """Every pass of this process has `default_depth` loops, so that there are slots for no more (`serve.vllm_plugin`).
     """
+
+    base_model_tp_plan = {  # noqa: RUF012 - the base class declares it so
+        **{f"core.{part}.*.{name}": "colwise" for part in ("prelude", "block", "coda") for name in COLUMNS},
+        **{f"core.{part}.*.{name}": "rowwise" for part in ("prelude", "block", "coda") for name in ROWS},
+        **dict.fromkeys(("copy.q_proj", "copy.k_proj", "copy.pack"), "colwise"),
+        **{f"reward_attention.{name}_proj": "colwise" for name in "qkv"},
+        **dict.fromkeys(("copy.unpack", "reward_attention.o_proj"), "rowwise"),
+    }
+    """Tensor parallelism of transformers and vLLM. It needs grouped keys and values, or no copy attention."""
 
     vocab_size: int = 4096
     hidden_size: int = 384

@@ -293,6 +293,7 @@ def _positions(embeds: Tensor, attention_mask: Tensor | RowMask | None, cache: C
 
 class LoopWMForCausalLM(LoopWMPreTrainedModel, GenerationMixin):
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+    _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
 
     def __init__(self, config: LoopWMConfig) -> None:
         super().__init__(config)
