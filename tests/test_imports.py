@@ -33,7 +33,6 @@ MAY_IMPORT = {
         *("eval.scores", "loopwm.worlds", "loopwm.text", "loopwm.core", "loopwm.records", "loopwm.runtime"),
     ),
     "eval.commands": ("eval.models", "eval.scores", "loopwm.worlds", "loopwm.records"),
-    "eval.pixels": ("eval.models", "eval.scores", "loopwm.pixel", "loopwm.records"),
     "eval": ("loopwm.records",),
     "serve.engine": (
         *("loopwm.text.model", "loopwm.text.world_batch", "loopwm.text.drafts", "loopwm.text.decoding"),
@@ -155,7 +154,7 @@ def test_imports_point_one_way_and_one_file_loops_the_block():
         ("eval.commands.harness", "def f():\n    import alfworld.agents"),
         ("eval.scores.rows", "from eval.models.base import Predictor"),
         ("eval.commands.tabulate", "from lab.reports import runs"),
-        ("eval.pixels.playing", "def f():\n    import lab.pixels.calibration"),
+        ("lab.pixels.playing", "def f():\n    import lab.pixels.calibration"),
         ("loopwm.text.world", "from lab.studies import planner"),
         ("serve.start", "from lab import main"),
         ("eval.scores.metrics", "from data_prep.windows import cut_window"),
@@ -184,7 +183,7 @@ def test_an_offence_is_found(module, source):
             "from loopwm.trainer import trainer\nfrom loopwm.text.training.config import load_config",
         ),
         ("eval.scores.metrics", "from data_prep.environments import declared"),
-        ("eval.__main__", "from eval.commands import run\nfrom eval import pixels"),
+        ("eval.__main__", "from eval.commands import run\nfrom eval import models"),
         ("serve.worlds.sessions", "from loopwm.text import world\nfrom serve.engine.forward import ForwardGenerator"),
     ],
 )

@@ -67,14 +67,14 @@ def intervals(scores: NDArray[np.float64], seed: int) -> dict[str, list[float]]:
 
 
 def read_return(path: Path) -> tuple[str, float]:
-    """Read game and mean return of a file written by `eval pixels play`. Raises InputError naming file and field."""
+    """Read game and mean return of a file written by `lab pixels play`. Raises InputError naming file and field."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         environment, score = str(record["environment"]), float(record["agent"]["mean_return"])
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path}: not written by `eval pixels play` ({error})") from error
+        raise InputError(f"{path}: not written by `lab pixels play` ({error})") from error
     if not environment.startswith(FAMILY):
         raise InputError(f"{path}: environment: must begin with {FAMILY}, got {environment!r}")
     return environment.removeprefix(FAMILY), score

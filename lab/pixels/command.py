@@ -1,11 +1,11 @@
-"""Measure one property of a pixel world, or draw it.
+"""Measure one property of a pixel world or of an agent trained in it, or draw it.
 
 `accuracy` trains TWISTED by a protocol and counts exactly predicted frames by decoder, `looping` trains STORM's agents
-with loops and without; rerun the command to resume it.
-`rollout-curve` compares imagined with real play of an agent by rollout step, `reality-gap` over whole rollouts, and
-`calibration` the chances of events in a world with those of the game. `filmstrip` and `film` show imagined beside real
-frames of an episode, for instance one written by `record`; `curve` plots learning curves. `atari` computes
-human-normalised scores of results of `eval pixels play`.
+with loops and without; rerun the command to resume it. `play` reports returns in the real environment, beside random
+play. `rollout-curve` compares imagined with real play of an agent by rollout step, `reality-gap` over whole rollouts,
+and `calibration` the chances of events in a world with those of the game. `filmstrip` and `film` show imagined beside
+real frames of an episode, for instance one written by `record`; `curve` plots learning curves. `atari` computes
+human-normalised scores of results of `play`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,12 @@ def _add_memory_studies(tasks: Tasks) -> None:
 
 
 def _add_probes(tasks: Tasks) -> None:
-    """Add measurements of a trained world."""
+    """Add measurements of a trained agent or world."""
+    purpose = "returns of an agent and of random play in the real environment, and Crafter score"
+    play = add_task(tasks, "play", _play, purpose, "file of results")
+    play.add_argument("--run", type=Path, required=True, dest="folder", help="folder of a finished run of an agent")
+    play.add_argument("--episodes", type=positive, default=100, help="default: %(default)s")
+    play.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     purpose = "imagined against real drift of a ball (STORM on catch-drift)"
     calibration = add_task(tasks, "calibration", _calibration, purpose, "file of results")
     calibration.add_argument("--model", type=Path, required=True, help="checkpoint folder")
@@ -118,7 +123,7 @@ def _add_probes(tasks: Tasks) -> None:
     gap.add_argument("--run", type=Path, required=True, dest="folder", help="folder of a finished run of an agent")
     gap.add_argument("--rollouts", type=positive, default=10, help="default: %(default)s")
     gap.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    purpose = "human-normalised Atari 100k scores of results written by `eval pixels play`"
+    purpose = "human-normalised Atari 100k scores of results written by `lab pixels play`"
     atari = add_task(tasks, "atari", _atari, purpose, "file of results")
     atari.add_argument(
         "played", nargs="+", type=Path, metavar="PLAY.json", help="results of `play`, the same number of runs per game"
@@ -181,6 +186,14 @@ def _choice(args: argparse.Namespace) -> None:
 
     run_study(dict(args.models), args.frames, args.episodes, args.futures, args.seed, args.sampling, args.out)
     print((args.out / "report.md").read_text(encoding="utf-8"), end="")
+
+
+def _play(args: argparse.Namespace) -> None:
+    from lab.pixels.playing import evaluate
+
+    results = evaluate(args.folder, args.episodes, args.seed)
+    write_json(args.out, results)
+    print(json.dumps(results, indent=1))
 
 
 def _calibration(args: argparse.Namespace) -> None:

@@ -15,8 +15,8 @@ import torch
 from gymnasium.vector import VectorEnv
 from safetensors.torch import load_file
 
-from eval.pixels.playing import load_agent, read_config
 from lab.pixels.open_loop import means, open_loop_rollouts
+from lab.pixels.playing import load_agent, read_config
 from lab.pixels.reality_gap import measure_policies, pairs_in_order
 from loopwm.pixel.agents.config import AgentConfig
 from loopwm.pixel.checkpoint import WEIGHTS, load_checkpoint, save_checkpoint

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.pixels.playing import load_agent, read_config
+from lab.pixels.playing import load_agent, read_config
 from loopwm.pixel.gym import real_environments
 from loopwm.pixel.imagined import EnvState, rollout
 from loopwm.records.frames import FrameEpisode

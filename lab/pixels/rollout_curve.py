@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from eval.pixels.playing import load_agent, read_config
 from lab.pixels.open_loop import means, open_loop_rollouts
+from lab.pixels.playing import load_agent, read_config
 from lab.pixels.reality_gap import REPLAYED
 from loopwm.pixel.gym import real_environments
 from loopwm.pixel.imagined import EnvState, rollout

@@ -10,7 +10,7 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 
-from loopwm.pixel.system import PixelSystem, drop_retired, system_class
+from loopwm.pixel.system import PixelSystem, system_class
 from loopwm.records.config import typed
 from loopwm.records.errors import InputError
 from loopwm.records.files import publish, writing
@@ -47,7 +47,7 @@ def load_checkpoint(folder: Path, name: str | None = None) -> PixelSystem:
         record = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         if name is not None and record.get("system") != name:
             raise ValueError(f"system: must be {name!r}, got {record.get('system')!r}")
-        kind, record = system_class(record.get("system", "none")), drop_retired(record)
+        kind = system_class(record.get("system", "none"))
         model = _complete_section(kind.Model, record, "model")
         objective = _complete_section(kind.Objective, record, "objective")
         system = kind(model, objective, typed(FrameSpace, record["space"]))

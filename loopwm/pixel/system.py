@@ -8,7 +8,6 @@ Shape suffixes: B rows, T environment steps, H/W/C frame.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import field, make_dataclass
 from typing import Any, ClassVar, NamedTuple, TypeVar, cast
@@ -137,39 +136,6 @@ def make_system(name: str, config: Any, objective: Any, space: FrameSpace) -> Pi
         return system_class(name)(config, objective, space)
     except ValueError as error:
         raise InputError(f"model.{error}") from error
-
-
-RETIRED: dict[str, Any] = {
-    "model.memory.kind": "attention",
-    "model.memory.frames": 0,
-    "model.predict": "diffusion",
-    "model.sequence": "looped",
-    "model.spatial_rotary": True,
-    "model.absolute_positions": True,
-    "model.exit_gate": False,
-    "objective.harmonise": True,
-    "objective.targets": 1,
-    "sampling.rounded": True,
-    "sampling.act_on": "posterior",
-    "sampling.depth": 0,
-    "actor_critic.returns": "paper",
-    "imagination.world": "learned",
-    "imagination.validation_gate": {"ends": 0.0, "objects": 0.0, "rollouts": 128, "steps": 8, "every": 10},
-}
-"""Keys of earlier releases, each with the value that is left of it: checkpoints and run folders contain them."""
-
-
-def drop_retired(sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sections without retired keys. Raises InputError for one whose value is not the one left."""
-    current = copy.deepcopy(dict(sections))  # callers keep theirs
-    for path, left in RETIRED.items():
-        *parents, leaf = path.split(".")
-        section: Any = current
-        for parent in parents:
-            section = section.get(parent) if isinstance(section, dict) else None
-        if isinstance(section, dict) and leaf in section and (value := section.pop(leaf)) != left:
-            raise InputError(f"{path}: must be {left!r}, other values are gone since release 0.2, got {value!r}")
-    return current
 
 
 C = TypeVar("C")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loopwm.pixel.replay import RewardUnit
-from loopwm.pixel.system import drop_retired, system_class, with_sections
+from loopwm.pixel.system import system_class, with_sections
 from loopwm.records.config import check_numbers, typed
 from loopwm.records.errors import InputError
 from loopwm.trainer.config import OptimizerConfig, RunConfig
@@ -61,4 +61,4 @@ def training_config(sections: dict[str, Any]) -> PixelTrainingConfig:
     """Build the configuration with the sections of its system. Raises InputError naming a key at fault."""
     kind = system_class(sections.get("system", PixelTrainingConfig.system))
     config = with_sections(PixelTrainingConfig, {"model": kind.Model, "objective": kind.Objective})
-    return typed(config, drop_retired(sections))
+    return typed(config, sections)

@@ -16,7 +16,7 @@ from loopwm.pixel.agents.config import agent_config
 from loopwm.pixel.checkpoint import load_checkpoint, save_checkpoint
 from loopwm.pixel.imagined import Imagined
 from loopwm.pixel.program import PixelProgram
-from loopwm.pixel.system import RETIRED, PixelSystem, drop_retired, make_system, mean_of
+from loopwm.pixel.system import PixelSystem, make_system, mean_of
 from loopwm.pixel.training_config import training_config
 from loopwm.records.errors import InputError
 from loopwm.trainer.trainer import Trainer
@@ -154,28 +154,3 @@ def test_a_system_is_named_by_its_own_module_and_one_line_of_the_registry(name):
         if count and not inside:
             found[str(place)] = count
     assert found == {"loopwm/pixel/registry.py": 1}
-
-
-@pytest.mark.parametrize("value", ["looped", "two-layers"])
-def test_retired_key_is_dropped_if_its_value_is_left(value):
-    sections = {"system": "storm", "model": {"sequence": value, "dim": 64}}
-    if value == "looped":
-        assert drop_retired(sections) == {"system": "storm", "model": {"dim": 64}}
-        assert sections["model"]["sequence"] == "looped"
-    else:
-        with pytest.raises(InputError, match=r"model.sequence: must be 'looped', .* got 'two-layers'"):
-            drop_retired(sections)
-
-
-def test_checkpoint_of_an_earlier_release_loads(still, tmp_path, monkeypatch):
-    monkeypatch.setitem(RETIRED, "model.colour", "grey")
-    save_checkpoint(make_system("still", Sizes(), Nothing(), SPACE), tmp_path / "model")
-    config = tmp_path / "model" / "config.json"
-    record = json.loads(config.read_text())
-    for colour in ("grey", "red"):
-        config.write_text(json.dumps(record | {"model": record["model"] | {"colour": colour}}))
-        if colour == "grey":
-            assert load_checkpoint(tmp_path / "model").config == Sizes()
-        else:
-            with pytest.raises(InputError, match=r"model.colour: must be 'grey'"):
-                load_checkpoint(tmp_path / "model")

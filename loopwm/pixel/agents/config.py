@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from loopwm.pixel.registry import AGENTS, LEARNERS, named
 from loopwm.pixel.replay import RewardUnit
-from loopwm.pixel.system import drop_retired, system_class, with_sections
+from loopwm.pixel.system import system_class, with_sections
 from loopwm.records.config import check_numbers, typed
 from loopwm.records.errors import InputError
 
@@ -138,4 +138,4 @@ def agent_config(sections: dict[str, Any]) -> AgentConfig:
         raise InputError(f"system: must be one of {', '.join(AGENTS)}, got {name!r}")
     kind, learner = system_class(AGENTS[name]), named(LEARNERS, sections.get("learner", AgentConfig.learner), "learner")
     of_system = {"model": kind.Model, "objective": kind.Objective, "sampling": kind.Sampling}
-    return typed(with_sections(AgentConfig, of_system | dict(learner.sections)), drop_retired(sections))
+    return typed(with_sections(AgentConfig, of_system | dict(learner.sections)), sections)

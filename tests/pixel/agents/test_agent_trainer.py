@@ -15,7 +15,7 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from safetensors.torch import load_file
 
-from eval.pixels.playing import load_agent
+from lab.pixels.playing import load_agent
 from loopwm.pixel.agents.agent_trainer import AgentTrainer, WorldLearner, in_unit
 from loopwm.pixel.agents.config import agent_config
 from loopwm.pixel.agents.ppo_learner import RolloutCollector, play

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from eval.__main__ import main
-from eval.pixels import playing
-from eval.pixels.playing import crafter_score, evaluate, play_real
+from lab.__main__ import main
+from lab.pixels import playing
+from lab.pixels.playing import crafter_score, evaluate, play_real
 from loopwm.pixel.agents.agent_trainer import AgentTrainer
 from loopwm.pixel.imagined import RandomPolicy
 from loopwm.records.errors import InputError

@@ -1,1 +1,0 @@
-"""Measurements and pictures of pixel worlds."""
