@@ -154,7 +154,7 @@ def test_imports_point_one_way_and_one_file_loops_the_block():
         ("eval.commands.harness", "def f():\n    import alfworld.agents"),
         ("eval.scores.rows", "from eval.models.base import Predictor"),
         ("eval.commands.tabulate", "from lab.reports import runs"),
-        ("lab.pixels.playing", "def f():\n    import lab.pixels.calibration"),
+        ("eval.commands.compare", "def f():\n    import lab.pixels.calibration"),
         ("loopwm.text.world", "from lab.studies import planner"),
         ("serve.start", "from lab import main"),
         ("eval.scores.metrics", "from data_prep.windows import cut_window"),

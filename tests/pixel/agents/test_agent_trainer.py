@@ -15,7 +15,6 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from safetensors.torch import load_file
 
-from lab.pixels.playing import load_agent
 from loopwm.pixel.agents.agent_trainer import AgentTrainer, WorldLearner, in_unit
 from loopwm.pixel.agents.config import agent_config
 from loopwm.pixel.agents.ppo_learner import RolloutCollector, play
@@ -307,7 +306,9 @@ def test_a_world_that_is_begun_with_and_not_updated_is_imagined_in_as_it_is(fini
     names = [name for name in theirs if not name.startswith("prepared.")]
     assert names
     assert all(torch.equal(ours[name], theirs[name]) for name in names)
-    assert load_agent(tmp_path, SPACE, config(world={"updates": 0, "start_from": str(model)})).world is not None
+    settings = config(world={"updates": 0, "start_from": str(model)})
+    assert settings.has_world
+    assert load_checkpoint(tmp_path / "model", settings.of_system).world(settings.sampling) is not None
 
 
 def test_a_world_that_is_begun_with_is_updated_from_where_it_was(finished, tmp_path):
