@@ -126,12 +126,13 @@ def test_no_number_at_any_border_is_more_than_a_wrong_field(client):
                 response = ask(client, path, made, text)
                 where = f"{path} {names} {text}: {response.status_code} {response.text}"
                 json.loads(response.text, parse_constant=no_constant)
-                assert response.status_code in (200, 201, 400), where
+                right = (404,) if path == "/v1/games" else (200, 201)  # no packaged game has the name of this model
+                assert response.status_code in (*right, 400), where
                 if not allowed(schema, text):
                     assert response.status_code == 400, where
                     assert names[0] in str(response.json()["error"]["param"]), where
                 asked += 1
                 statuses.add(response.status_code)
     assert asked > 500
-    assert statuses == {200, 201, 400}
+    assert statuses == {200, 201, 400, 404}
     assert completion(client, max_tokens=8)["choices"] == expected
