@@ -297,6 +297,8 @@ def run(args: argparse.Namespace) -> None:
     """Fit and write the checkpoint. Raises InputError."""
     if args.out.exists():
         raise InputError(f"--out: {args.out} exists already")
+    if min(args.shares) < 0 or not sum(args.shares):
+        raise InputError(f"--shares: must not be below 0, and one above it, got {args.shares}")
     torch.manual_seed(args.seed)
     rng = Random(args.seed)
     model, tokenizer = load_checkpoint(args.model)

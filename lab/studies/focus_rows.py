@@ -49,7 +49,9 @@ def outcome_of(before: Step, step: Step) -> str | None:
         return None
     if is_refusal(step.observation):
         return "absent"
-    return {True: "paid", False: "lost"}[step.score > before.score] if step.score != before.score else None
+    if step.score == before.score:
+        return None
+    return "paid" if step.score > before.score else "lost"
 
 
 def focus_taught(episode: Episode) -> Taught:

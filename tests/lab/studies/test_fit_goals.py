@@ -280,6 +280,13 @@ def test_episodes_of_one_outcome_are_refused(model, tmp_path, capsys) -> None:
     assert main(["fit-goals", *given, "--out", str(tmp_path / "model")]) == 2
 
 
+@pytest.mark.parametrize("shares", ["-0.1 0.5 0.3 0.3", "0 0 0 0"])
+def test_shares_that_draw_no_rows_are_refused(tmp_path: Path, capsys, shares: str) -> None:
+    given = ["--model", str(tmp_path), "--goals", str(tmp_path), "--shares", *shares.split()]
+    assert main(["fit-goals", *given, "--out", str(tmp_path / "out")]) == 2
+    assert "--shares: must not be below 0" in capsys.readouterr().err
+
+
 def test_a_model_without_heads_is_refused(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "model", random_model())
     write_episodes(tmp_path / "goals.jsonl", EPISODES)
