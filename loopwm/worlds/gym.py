@@ -19,7 +19,6 @@ import gymnasium
 from gymnasium import spaces
 
 from loopwm.records.template import Context
-from loopwm.worlds.perturbed import REFUSAL
 from loopwm.worlds.protocol import Imagined, Worlds
 from loopwm.worlds.starts import ALFWORLD, SCIENCEWORLD, Start, Starts
 from loopwm.worlds.starts import read_starts as read_starts
@@ -106,13 +105,10 @@ class ImaginedTextEnv(gymnasium.Env[str, str]):
         self._worlds.close()
 
 
-for _name, _starts, _refusal in (
-    ("ScienceWorld", SCIENCEWORLD, "No known action matches that input."),
-    ("ALFWorld", ALFWORLD, REFUSAL),
-):
+for _name, _starts in (("ScienceWorld", SCIENCEWORLD), ("ALFWorld", ALFWORLD)):
     gymnasium.register(
         f"loopwm/{_name}-v0",
         entry_point="loopwm.worlds.vector:make_env",
         vector_entry_point="loopwm.worlds.vector:make_vector_env",
-        kwargs={"starts": _starts, "refusal": _refusal},
+        kwargs={"starts": _starts},
     )

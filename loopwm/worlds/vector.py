@@ -16,7 +16,6 @@ from loopwm.records.files import PACKAGED
 from loopwm.records.template import LONGEST_OBSERVATION, ContextKind
 from loopwm.worlds.gym import MAX_ACTION, MAX_OBSERVATION, AnyText, ImaginedTextEnv, step_info
 from loopwm.worlds.http import Client, HttpWorlds
-from loopwm.worlds.perturbed import REFUSAL, PerturbedWorlds
 from loopwm.worlds.protocol import RowWorlds
 from loopwm.worlds.starts import SCIENCEWORLD, Start, Starts, read_starts
 
@@ -47,9 +46,6 @@ def make_worlds_and_starts(
     context: ContextKind = "observed",
     key: str | None = None,
     max_new_tokens: int = LONGEST_OBSERVATION,
-    perturb: float = 0.0,
-    perturb_seed: int = 0,
-    refusal: str = REFUSAL,
 ) -> tuple[RowWorlds, list[Start]]:
     """Return the worlds of an environment, and the starts of its episodes.
 
@@ -61,15 +57,12 @@ def make_worlds_and_starts(
         context: what of its windows is shown.
         key: of the service.
         max_new_tokens: of an observation.
-        perturb: rate of disturbances (`loopwm.worlds.perturbed`); none at 0.
-        perturb_seed: of their draws.
-        refusal: what the environment answers to what it refuses, for disturbances.
 
     Raises:
-        FormatError: for a rate outside [0, 1], and like `read_starts`.
+        FormatError: like `read_starts`.
     """
     places, worlds = read_starts(starts, context), make_worlds(url, key, model, max_new_tokens)
-    return PerturbedWorlds(worlds, perturb, perturb_seed, refusal=refusal) if perturb else worlds, places
+    return worlds, places
 
 
 def make_worlds(
