@@ -11,7 +11,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compare": ("eval.commands.compare", "paired differences of two runs"),
     "table": ("eval.commands.tabulate", "several runs side by side"),
     "calibration": ("eval.commands.calibration", "how often predictions of a trust are right"),
-    "decisions": ("eval.commands.decisions", "how often a model prefers the better of two plans"),
 }
 
 

@@ -16,6 +16,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "measure how often an agent's plans made in the model work in the real world",
     ),
     "acceptance": ("lab.studies.acceptance", "compare accepted actions with a simulator's valid ones"),
+    "decisions": ("lab.reports.decisions", "count how often models prefer the better of two plans"),
     "goal-pairs": ("lab.studies.goal_pairs", "measure whether a model's rewards depend on the goal"),
     "losses": ("lab.studies.losses", "measure how well a model foresees the steps that lose an episode"),
     "trust-outside": ("lab.studies.trust_outside", "measure trust where action, history, text or memory are foreign"),

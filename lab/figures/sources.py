@@ -21,7 +21,6 @@ import numpy as np
 import yaml
 
 from eval.commands.calibration import Calibration, calibrate
-from eval.commands.decisions import Accuracy, Decision, accuracy, decisions_of
 from eval.models.base import STRONGEST_BASELINES
 from eval.models.checkpoint import checkpoint_hash
 from eval.scores.intervals import paired_difference
@@ -31,6 +30,7 @@ from eval.scores.suites import suite_names
 from lab.estimates import over_runs
 from lab.figures.predictions import FOLDER, PREVIOUS, SUFFIX, Rescored, exact_matches
 from lab.figures.studies import Copy, Difference, Percent, Study
+from lab.reports.decisions import Accuracy, Decision, accuracy, decisions_of
 from lab.reports.error_kinds import error_kind
 from lab.reports.papers import printed
 from lab.reports.results_page import SHIPPED_NAME, SUITE_TITLES

@@ -26,7 +26,7 @@ from loopwm.records.errors import InputError
 from loopwm.records.refusals import is_refused
 from loopwm.records.windows import COUNTERFACT, FACT, Window, game_of
 
-EXAMPLE = "python -m eval decisions runs/eval/small-scienceworld-counterfactual"
+EXAMPLE = "python -m lab decisions runs/eval/small-scienceworld-counterfactual"
 
 
 class Outcome(NamedTuple):

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from eval.__main__ import main
-from eval.commands.decisions import Decision, Outcome, accuracy, decisions_of
+from eval.__main__ import main as evaluate
+from lab.__main__ import main
+from lab.reports.decisions import Decision, Outcome, accuracy, decisions_of
 from loopwm.records.windows import check_window
 
 DONE, REFUSED = "You take it.", "Nothing happens."
@@ -36,7 +37,7 @@ def write_run(folder: Path, predictions: dict[str, list[tuple[str, float]]]) -> 
     suite, run = folder / "pairs.jsonl", folder / "run"
     suite.write_text("".join(json.dumps(line) + "\n" for line in PAIRS))
     command = ["run", "--model", "copy", "--suite", str(suite), "--context", "observed", "--horizons", "1,2"]
-    assert main([*command, "--out", str(run)]) == 0
+    assert evaluate([*command, "--out", str(run)]) == 0
     lines = [json.loads(line) for line in (run / "predictions.jsonl").read_text().splitlines()]
     for line in lines:
         line["prediction"], line["reward"] = predictions[line["id"]][line["horizon"] - 1]
@@ -109,6 +110,6 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path: Path, capsys: pytest
     assert "name its file with --suite" in capsys.readouterr().err
     suite.write_text(json.dumps(PAIRS[0]) + "\n")
     command = ["run", "--model", "copy", "--suite", str(suite), "--context", "observed", "--horizons", "1,2"]
-    assert main([*command, "--out", str(tmp_path / "alone")]) == 0
+    assert evaluate([*command, "--out", str(tmp_path / "alone")]) == 0
     assert main(["decisions", str(tmp_path / "alone"), "--suite", str(suite)]) == 2
     assert "suite: must have pairs" in capsys.readouterr().err
