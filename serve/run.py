@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
 import os
 import signal
@@ -12,17 +13,21 @@ from contextlib import closing
 from ipaddress import ip_address
 from pathlib import Path
 
+import httpx
 import torch
 from transformers.utils import logging as transformers_logging
 
 from loopwm.core import name_of, parse_rule
+from loopwm.core.exit_rules import ExitRule, Fixed
 from loopwm.records.errors import InputError
-from loopwm.records.template import END
+from loopwm.records.template import END, Context, render_prompt
 from loopwm.runtime import keep_for_reuse, settle, use_device
 from loopwm.text.memory import Memory
 from loopwm.text.model.checkpoint import load_checkpoint
 from loopwm.text.world import WorldModel
-from serve.engine.engine import Engine
+from loopwm.worlds.http import KEY_VARIABLE
+from serve.engine.engine import Engine, EngineStoppedError
+from serve.engine.remote import RemoteEngine, RemoteEngineError
 from serve.generation.prompts import PromptReader
 from serve.generation.rate_limits import RateLimiter
 from serve.generation.service import ModelCard, Service
@@ -33,10 +38,14 @@ from serve.limits import Limits, WorldLimits
 from serve.start import SHIPPED
 from serve.worlds.sessions import Sessions
 from serve.worlds.sqlite import WorldFile
+from serve.worlds.steps import PrefixModel
 from serve.worlds.store import WorldStore
 
 SWITCH_INTERVAL = 0.0005
 """Interpreter switch interval in seconds, a tenth of Python's default."""
+
+SAMPLE = Context("Your task is to boil water.", "This room is called the kitchen. You see: \n\ta stove\n\t2 pots")
+"""Text by which the checkpoint of another server is known."""
 
 FIRST_DESCRIPTOR = 3
 """Of the sockets that a supervisor passes (sd_listen_fds(3))."""
@@ -62,32 +71,20 @@ def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | Non
     sys.setswitchinterval(SWITCH_INTERVAL)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    model, tokenizer = load_checkpoint(args.model, device=use_device(args.device))
-    config = model.config
-    try:
-        config.require_causal("the service")
-    except ValueError as error:
-        raise InputError(f"--model: {error}") from error
-    try:
-        depth = model.model.core.check(config.default_depth if args.depth is None else parse_rule(args.depth))
-    except ValueError as error:
-        raise InputError(f"--depth: {str(error).removeprefix('depth: ')}") from error
-    if depth.depends_on_batch:
-        raise InputError(f"--depth: must not depend on other requests of the batch, got {name_of(depth)}")
+    world_model, depth = load_model(args)
+    model, tokenizer, config = world_model.model, world_model.tokenizer, world_model.model.config
     weights = sorted(args.model.glob("*.safetensors"))
     folder = args.model.resolve().name
     name = args.name or (SHIPPED if folder == "pretrained" else folder)
-    card = ModelCard(name, int(weights[0].stat().st_mtime), config.max_position_embeddings, depth)
     limits = Limits(args.max_batch, args.max_queue, cache_bytes=args.cache_bytes)
+    world_model, chosen = make_engine(args.engine, world_model, depth, limits, threads)
+    card = ModelCard(name, int(weights[0].stat().st_mtime), chosen.max_length, depth)
     memory = Memory.load(args.memory) if args.memory else None
     rate_limiter = RateLimiter(None if keys is None else keys.quotas)
     file = None if args.worlds_file is None else WorldFile(args.worlds_file)
     world_limits = WorldLimits(args.world_ttl, args.max_worlds)
-    with (
-        Engine(model, tokenizer.get_vocab()[END], limits, threads) as engine,
-        closing(WorldStore(world_limits, file=file, rate_limiter=rate_limiter)) as worlds,
-    ):
-        world_model = WorldModel(model, tokenizer)
+    store = WorldStore(world_limits, file=file, rate_limiter=rate_limiter)
+    with chosen as engine, closing(store) as worlds:
         service = Service(
             card,
             engine,
@@ -104,7 +101,7 @@ def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | Non
         host, port = listener.getsockname()[:2]
         if keys is None and not ip_address(host).is_loopback:
             print(f"warning: any client that reaches {host} can use this service; set --api-keys", file=sys.stderr)
-        size = f"{model.num_parameters() / 1e6:.1f}M parameters, {model.device.type}"
+        size = f"{model.num_parameters() / 1e6:.1f}M parameters, {args.engine or model.device.type}"
         print(f"{name} ({size}) on http://{host}:{port}/v1", flush=True)
         for signal_number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signal_number, lambda *_: None)  # the server raises them again after its shutdown
@@ -112,6 +109,48 @@ def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | Non
             signal.signal(signal.SIGHUP, lambda *_: _reload_keys(args.api_keys, keys, rate_limiter))
         settle()
         Server(app, service, args.grace, args.drain_seconds, args.trusted_proxies).run([listener])
+
+
+def load_model(args: argparse.Namespace) -> tuple[WorldModel, ExitRule]:
+    """Load the checkpoint, and the exit rule of requests without one. Raises InputError."""
+    model, tokenizer = load_checkpoint(args.model, device=use_device(args.device))
+    try:
+        model.config.require_causal("the service")
+    except ValueError as error:
+        raise InputError(f"--model: {error}") from error
+    try:
+        depth = model.model.core.check(model.config.default_depth if args.depth is None else parse_rule(args.depth))
+    except ValueError as error:
+        raise InputError(f"--depth: {str(error).removeprefix('depth: ')}") from error
+    if depth.depends_on_batch:
+        raise InputError(f"--depth: must not depend on other requests of the batch, got {name_of(depth)}")
+    return WorldModel(model, tokenizer), depth
+
+
+def make_engine(
+    url: str | None, model: WorldModel, depth: ExitRule, limits: Limits, threads: int
+) -> tuple[WorldModel, Engine]:
+    """Return the engine of this process, or of a server at `url`, and the model of its worlds. Raises InputError."""
+    if url is None:
+        return model, Engine(model.model, model.tokenizer.get_vocab()[END], limits, threads)
+    prefixes = PrefixModel(model.model, model.tokenizer)
+    return prefixes, connect(url, prefixes, depth, limits)
+
+
+def connect(url: str, model: PrefixModel, depth: ExitRule, limits: Limits) -> RemoteEngine:
+    """Return the engine of a server that has the model, whose weights are dropped. Raises InputError."""
+    if not isinstance(depth, Fixed):
+        raise InputError(f"--depth: must be a number of loops with --engine, got {name_of(depth)}")
+    text, end = render_prompt(SAMPLE, ["open cupboard", "look around"], model.slots), model.tokenizer.get_vocab()[END]
+    try:
+        engine = RemoteEngine(url, model.model, end, depth, limits, os.environ.get(KEY_VARIABLE))
+        engine.drop_weights(text, tuple(model.tokenizer(text, add_special_tokens=False)["input_ids"]))
+        asyncio.run(engine.check())
+    except (EngineStoppedError, RemoteEngineError, httpx.InvalidURL) as error:
+        raise InputError(f"--engine: {error}") from error
+    if engine.max_length < (needed := model.model.config.context_tokens):
+        raise InputError(f"--engine: must take a context's {needed} tokens (--max-model-len), got {engine.max_length}")
+    return engine
 
 
 def _reload_keys(path: Path, keys: KeyRing, rate_limiter: RateLimiter) -> None:

@@ -27,6 +27,9 @@ DRAIN_HELP = "seconds after SIGTERM in which requests are still taken while /rea
 PROXIES_HELP = "addresses or networks of proxies whose X-Forwarded-For names the client in the access log"
 DEPTH_HELP = "loops of every forward, or an exit rule such as gate:tau=0.5,limit=4; default: the checkpoint's loops"
 
+ENGINE_HELP = """vLLM server that generates in place of this process, http://HOST:PORT; it must serve the checkpoint
+of --model; OPENAI_API_KEY holds its key"""
+
 MEMORY_HELP = "train episodes, as of `loopwm import`, to recall outcomes of worlds' actions from"
 
 
@@ -49,6 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
     limits, worlds = Limits(), WorldLimits()
     parser.add_argument("--config", is_config_file=True, metavar="FILE", help="YAML file of these options")
     parser.add_argument("--model", type=Path, default=PACKAGED, help="checkpoint folder")
+    parser.add_argument("--engine", metavar="URL", help=ENGINE_HELP)
     parser.add_argument("--memory", type=Path, nargs="+", default=[], metavar="EPISODES", help=MEMORY_HELP)
     parser.add_argument("--name", help=f"model name for clients; default: the folder's name, or {SHIPPED}")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")

@@ -9,7 +9,7 @@ import pytest
 
 from data_prep.environments.scienceworld.environment import ScienceWorld
 
-FIXTURES = ("models", "rows", "windows", "episodes", "shards", "frames", "service", "faults")
+FIXTURES = ("models", "rows", "windows", "episodes", "shards", "frames", "vllm", "service", "faults")
 pytest_plugins = [f"tests.fixtures.{name}" for name in FIXTURES]
 
 

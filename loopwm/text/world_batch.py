@@ -45,6 +45,11 @@ class World:
     def __len__(self) -> int:
         return len(self.latent)
 
+    @property
+    def length(self) -> int:
+        """Number of tokens of the longest row."""
+        return int(self.state.next_position.max())
+
     def select(self, rows: Sequence[int]) -> World:
         """Select rows; repeated ones are independent copies.
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from loopwm.core.exit_rules import Fixed
+from loopwm.core.exit_rules import ExitRule, Fixed
 from loopwm.core.kv_cache import KVCache
 from loopwm.runtime import release_memory
 from loopwm.text.model.modeling import LoopWMForCausalLM
 from loopwm.text.world_batch import PASS_TOKENS
 from serve.engine.batch import RunningBatch
-from serve.engine.forward import ForwardGenerator, ModelRunner, extend, prefill, run_batch
+from serve.engine.forward import ForwardGenerator, ModelRunner, TokenScores, extend, prefill, run_batch, score
 from serve.engine.prefix_cache import PrefixCache
 from serve.engine.requests import Request, RequestContext, WorkItem
 from serve.engine.scheduler import RetryEstimator, Scheduler
@@ -73,6 +73,7 @@ class Engine:
         """
         self.limits = limits or Limits()
         self.runner = ModelRunner(model)
+        self.max_length = model.config.max_position_embeddings
         # Measured now, on this thread: admission on the engine's thread should not run an extra forward.
         self.runner.token_bytes(model.config.default_depth)
         self.cache = PrefixCache(self.limits.cache_bytes)
@@ -114,6 +115,9 @@ class Engine:
     def progressing(self) -> bool:
         """Return True if the engine is idle, or has begun an iteration lately."""
         return self.alive and (self._iteration is None or time.monotonic() - self._iteration < STALL_SECONDS)
+
+    async def check_source(self) -> None:
+        """Raise an error if what generates the tokens, here this process, is known to be unable to."""
 
     @property
     def load(self) -> tuple[int, int]:
@@ -170,6 +174,14 @@ class Engine:
             self._scheduler.add(item)
             self._changed.notify()
 
+    def check_depth(self, rule: ExitRule) -> ExitRule:
+        """Return the rule. Raises ValueError, or NotImplementedError for one that this engine does not run."""
+        return self.runner.model.model.core.check(rule)
+
+    def score(self, prompt: tuple[int, ...], loops: int, top: int, start: Any = None) -> ForwardGenerator[TokenScores]:
+        """Score the tokens of a prompt after a start. top: number of alternatives at each position."""
+        return score(self.runner, prompt, Fixed(loops), top, start)
+
     def call_on(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
         """Call on an event loop after this step. Engine thread only.
 
@@ -190,7 +202,7 @@ class Engine:
     def _prefill(self, request: Request) -> ForwardGenerator[KVCache]:
         """Return the KV cache before the last token, of the prompt or of a preempted text."""
         ids, loops = (*request.prompt, *request.output)[:-1], request.depth.limit
-        if request.start is not None:
+        if isinstance(request.start, KVCache):
             return (yield from extend(self.runner, request.start.fork(), ids, loops))
         return (yield from prefill(self.runner, self.cache, ids, loops))
 

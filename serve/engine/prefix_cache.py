@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from math import inf
 from typing import Any
 
 from loopwm.core.kv_cache import KVCache, allocated_bytes
@@ -19,8 +20,8 @@ MIN_INDEX = 10_000
 class PrefixCache:
     """Thread-safe LRU cache. Evicts when KV caches of the process, running ones included, exceed `max_bytes`."""
 
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
+    def __init__(self, max_bytes: int, max_entries: float = inf) -> None:
+        self.max_bytes, self._max_entries = max_bytes, max_entries
         self._entries: OrderedDict[Hashable, Any] = OrderedDict()
         # Block hash -> key of the newest prompt with that prefix. May name evicted entries.
         self._blocks: dict[Hashable, tuple[int, tuple[int, ...]]] = {}
@@ -52,7 +53,9 @@ class PrefixCache:
         A request larger than the budget evicts nothing.
         """
         with self._lock:
-            while needed <= self.max_bytes < allocated_bytes() + needed and self._entries:
+            while self._entries and (
+                len(self._entries) > self._max_entries or needed <= self.max_bytes < allocated_bytes() + needed
+            ):
                 self._entries.popitem(last=False)
         return allocated_bytes() + needed <= self.max_bytes
 

@@ -111,7 +111,7 @@ class Request(WorkItem):
 
     prompt: token ids, at least one.
     depth: exit rule of decode steps; prefill runs to its limit.
-    start: world state of one row to continue from, before the prompt.
+    start: world state of one row to continue from, before the prompt; its tokens for a remote engine.
     deliver: receives events; must not refer to the request, for the same reason as in `close`.
     siblings: other requests of the same prompt, which decode from its prefill.
     context: text of the tokens before the prompt (`loopwm.text.drafts`), to draft from beside the prompt.
@@ -123,7 +123,7 @@ class Request(WorkItem):
     prompt: tuple[int, ...]
     params: SamplingParams
     depth: ExitRule
-    start: KVCache | None = None
+    start: KVCache | tuple[int, ...] | None = None
     siblings: Sequence[Request] = ()
     context: str = ""
     memory_text: MemoryText | None = None
@@ -141,7 +141,8 @@ class Request(WorkItem):
     @property
     def length(self) -> int:
         """Tokens of the text so far, the world's included."""
-        return len(self.prompt) + len(self.output) + (0 if self.start is None else self.start.length)
+        before = self.start.length if isinstance(self.start, KVCache) else len(self.start or ())
+        return before + len(self.prompt) + len(self.output)
 
     @property
     def dropped(self) -> bool:

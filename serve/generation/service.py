@@ -17,8 +17,9 @@ from serve.engine.engine import DeadlineError as DeadlineError
 from serve.engine.engine import Engine
 from serve.engine.engine import EngineStoppedError as EngineStoppedError
 from serve.engine.engine import QueueFullError as QueueFullError
-from serve.engine.forward import ForwardGenerator, score
+from serve.engine.forward import ForwardGenerator
 from serve.engine.forward import TokenScores as TokenScores
+from serve.engine.remote import RemoteEngineError as RemoteEngineError
 from serve.engine.requests import Request, WorkItem
 from serve.engine.requests import RequestContext as RequestContext
 from serve.engine.sampling import SamplingParams as SamplingParams
@@ -45,6 +46,10 @@ def depth_rule(name: str) -> tuple[str, str | None, Mapping[str, type]]:
     """Return the title, description and number fields of an exit rule."""
     rule = RULES[name]
     return rule.__name__, rule.__doc__, numbers_of(name)
+
+
+class EngineUnsupportedError(FormatError):
+    """The request needs what the service's engine does not do."""
 
 
 class CompletionTooLongError(ValueError):
@@ -92,7 +97,7 @@ class Service:
         self.metrics = Metrics(card.name, lambda: engine.load)
         self._tokenizer = tokenizer
         # Decoded once: log-probabilities look up the texts of many single tokens.
-        vocabulary = range(engine.runner.model.config.vocab_size)
+        vocabulary = range(len(tokenizer))
         self._texts = [str(text) for text in tokenizer.batch_decode([[token] for token in vocabulary])]
         self._spellings = [str(spelling) for spelling in tokenizer.convert_ids_to_tokens(list(vocabulary))]
         self._special = frozenset(tokenizer.all_special_ids)
@@ -127,9 +132,11 @@ class Service:
                 rule: ExitRule = Fixed(depth)
             else:
                 rule = make_rule(depth["rule"], {name: depth[name] for name in depth if name != "rule"})
-            return self.engine.runner.model.model.core.check(rule)
+            return self.engine.check_depth(rule)
         except ValueError as error:
             raise FormatError("depth", str(error).removeprefix("depth: ")) from error
+        except NotImplementedError as error:
+            raise EngineUnsupportedError("depth", str(error)) from error
 
     def start(
         self, ctx: RequestContext, prompt: Prompt, depth: Depth | None, choices: Sequence[SamplingParams]
@@ -175,9 +182,9 @@ class Service:
             EngineStoppedError, or an error of the model.
         """
         self.charge(ctx, sum(len(prompt.ids) for prompt in prompts))
-        runner, rule = self.engine.runner, Fixed(depth.limit)
+        loops = depth.limit
         futures = [
-            self.work(ctx, score(runner, prompt.ids, rule, top), len(prompt.ids), rule.limit) for prompt in prompts
+            self.work(ctx, self.engine.score(prompt.ids, loops, top), len(prompt.ids), loops) for prompt in prompts
         ]
         return list(await asyncio.gather(*futures))
 

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from loopwm.core.exit_rules import Fixed
 from loopwm.text.decoding import UNLIKELY, MemoryText, departure
 from serve.engine.engine import Engine
-from serve.engine.forward import score
 from serve.engine.requests import Event, Request, WorkItem
 from serve.engine.requests import Finish as Finish
 from serve.engine.requests import Scores as Scores
@@ -161,10 +160,10 @@ class TextStream:
             return events
         first, end = self._first, self._engine.end_token
         received: asyncio.Queue[Any] = asyncio.Queue()
-        limit = Fixed(first.depth.limit)
-        steps = score(self._engine.runner, (*first.prompt, *memory_text.ids, end), limit, 0, first.start)
+        loops = first.depth.limit
+        steps = self._engine.score((*first.prompt, *memory_text.ids, end), loops, 0, first.start)
         deliver = _delivery(received, self._engine)
-        item = WorkItem(steps=steps, deliver=deliver, ctx=first.ctx, num_tokens=len(memory_text.ids), loops=limit.limit)
+        item = WorkItem(steps=steps, deliver=deliver, ctx=first.ctx, num_tokens=len(memory_text.ids), loops=loops)
         self._work.append(item)
         self._engine.add(item)
         _, result = await received.get()
@@ -173,10 +172,8 @@ class TextStream:
         scores = result.chosen[len(first.prompt) - 1 :]
         if ended and not memory_text.replaces(sum(_scores(events)), sum(scores)):
             return events
-        tokens = [
-            Event(token, limit.limit, Scores(value)) for token, value in zip(memory_text.ids, scores, strict=False)
-        ]
-        return [*tokens, Event(loops=limit.limit, scores=Scores(scores[-1]), finish=Finish.STOP)]
+        tokens = [Event(token, loops, Scores(value)) for token, value in zip(memory_text.ids, scores, strict=False)]
+        return [*tokens, Event(loops=loops, scores=Scores(scores[-1]), finish=Finish.STOP)]
 
     async def _depart(self, events: Sequence[Event], place: int) -> list[Event]:
         """Decode the rest of the text that takes the second choice at a place."""

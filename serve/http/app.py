@@ -70,11 +70,12 @@ def _complete(description: dict[str, Any], name: str, has_keys: bool) -> None:
 
 
 async def ready(worlds: world_api.Worlds) -> dict[str, Any]:
-    """Return like `/health`; 503 also while the service is draining or the worlds file cannot be written."""
+    """Return like `/health`; 503 also while the service drains, or misses its worlds file or the server of --engine."""
     if worlds.service.draining:
         raise EngineStoppedError("it is about to stop")
     if worlds.store.failing:
         worlds.store.write()
+    await worlds.service.engine.check_source()
     return await health(worlds.service)
 
 

@@ -76,6 +76,8 @@ ERRORS: dict[type[Exception], tuple[int, str, str | None]] = {
     RateLimitError: (429, "rate_limit_exceeded", None),
     store.TooManyWorldsError: (429, "too_many_worlds", None),
     store.TooMuchTextError: (429, "too_much_text", None),
+    service.EngineUnsupportedError: (501, "engine_unsupported", None),
+    service.RemoteEngineError: (502, "engine_failed", None),
     service.QueueFullError: (503, "overloaded", None),
     service.EngineStoppedError: (503, "unavailable", None),
     StorageError: (503, "storage_unavailable", None),

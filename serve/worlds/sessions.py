@@ -19,13 +19,13 @@ from loopwm.text.decoding import MemoryText
 from loopwm.text.drafts import as_text
 from loopwm.text.memory import Memory
 from loopwm.text.model.tokenizer import special_ids
-from loopwm.text.world import World, WorldModel
+from loopwm.text.world import WorldModel
 from serve.engine.requests import Finish, Request, RequestContext
 from serve.engine.sampling import GREEDY_BELOW, SamplingParams
 from serve.generation.prompts import PromptTooLongError
-from serve.generation.service import DeadlineError, Depth, Service
+from serve.generation.service import DeadlineError, Depth, EngineUnsupportedError, Service
 from serve.generation.streams import TextDelta, TextStream, interleaved, together
-from serve.worlds.steps import Candidate, Step, advance, build, explore, length_of
+from serve.worlds.steps import Candidate, PrefixModel, Step, advance, build, explore
 from serve.worlds.store import Answer, Session, StepIdReusedError, WorldLog, WorldStore
 
 Decode = Literal["last", "each", "none"]
@@ -107,7 +107,7 @@ class CachedWorld(NamedTuple):
     """World in the prefix cache with its log: the session may have changed in the meantime."""
 
     log: WorldLog
-    world: World
+    world: Any
 
 
 class _Hints(NamedTuple):
@@ -160,7 +160,7 @@ class PendingStep:
         world, step_id = self.steps[-1].world, self.request.step_id
         log = self.session.log.with_actions(self.request.actions)
         # Rendered from a copy: the session itself changes only when the reply is saved.
-        reply = render(replace(self.session, log=log, tokens=length_of(world)), imagined)
+        reply = render(replace(self.session, log=log, tokens=world.length), imagined)
         answer = None if step_id is None else Answer(step_id, repr(self.request), json.dumps(reply))
         self.sessions.change(self.session, log, world, answer)
         self.lock.close()  # before the client gets the reply, and may send the next request
@@ -189,6 +189,13 @@ class Sessions:
         """Return True if a context is worded unlike every training episode (`WorldModel.is_foreign`)."""
         return self._foreign(context.goal, context.observation)
 
+    def _require(self, head: str, field: str, problem: str) -> None:
+        """Raise UnsupportedError for a checkpoint without a head, EngineUnsupportedError for an engine without."""
+        if isinstance(self._model, PrefixModel):
+            raise EngineUnsupportedError(field, f"needs {head}, which the server of --engine does not run")
+        if not getattr(self._model.model.config, head):
+            raise UnsupportedError(field, problem)
+
     async def create(
         self,
         ctx: RequestContext,
@@ -207,7 +214,7 @@ class Sessions:
         self.store.check_room(ctx.key)
         log = WorldLog(context, self.service.rule(depth), tuple(actions), steps_cut)
         cached = await self._build(ctx, log, charged=True)
-        (session,) = self.store.add(ctx.key, cached.log, length_of(cached.world))
+        (session,) = self.store.add(ctx.key, cached.log, cached.world.length)
         self._cache.put(session.id, cached)
         return session
 
@@ -249,8 +256,8 @@ class Sessions:
 
     async def begin_step(self, ctx: RequestContext, name: str, request: StepRequest) -> PendingStep:
         """Imagine actions and start decoding. The world changes in `PendingStep.finish`."""
-        if request.monitor and not self._model.model.config.monitor_head:
-            raise UnsupportedError("monitor", "this checkpoint has no monitor head")
+        if request.monitor:
+            self._require("monitor_head", "monitor", "this checkpoint has no monitor head")
         lock = ctx.exit_stack.enter_context(ExitStack())
         session = lock.enter_context(self.store.changing(name, ctx.key, request.step_id))
         self.store.check_growth(session, session.log.with_actions(request.actions))
@@ -267,8 +274,8 @@ class Sessions:
         streams = [self._stream(ctx, steps[i].world, request, i, hint) for i, hint in enumerate(hints, first)]
         return PendingStep(self, session, request, steps, streams, lock)
 
-    def change(self, session: Session, log: WorldLog, world: World, answer: Answer | None = None) -> None:
-        self.store.change(session, log, length_of(world), answer)
+    def change(self, session: Session, log: WorldLog, world: Any, answer: Answer | None = None) -> None:
+        self.store.change(session, log, world.length, answer)
         self._cache.put(session.id, CachedWorld(log, world))
 
     async def observe(
@@ -304,8 +311,8 @@ class Sessions:
         self, ctx: RequestContext, name: str, candidates: Sequence[Sequence[str]], decode: bool, max_tokens: int
     ) -> tuple[list[Candidate], int, str | None]:
         """Return scores of the candidates, the best one's index, and its last observation. Changes no world."""
-        if not self._model.model.config.prediction_heads:
-            raise UnsupportedError("candidates", "this checkpoint predicts no rewards, so it cannot score plans")
+        problem = "this checkpoint predicts no rewards, so it cannot score plans"
+        self._require("prediction_heads", "candidates", problem)
         paths = list(dict.fromkeys(tuple(one[:end]) for one in candidates for end in range(1, len(one) + 1)))
         sizes = await self._sizes([path[-1] for path in paths])
         planned = sum(sizes[path[-1]] for path in paths)
@@ -342,7 +349,7 @@ class Sessions:
         return await together([self._imagine(ctx, world, session.log, *pair) for pair in pairs])
 
     async def _imagine(
-        self, ctx: RequestContext, world: World, log: WorldLog, request: StepRequest, field: str
+        self, ctx: RequestContext, world: Any, log: WorldLog, request: StepRequest, field: str
     ) -> Imagined:
         """Imagine the one action of a request after a world, which is that of the log."""
         ((action, size),) = (await self._sizes(request.actions)).items()
@@ -354,7 +361,7 @@ class Sessions:
         stream = self._stream(ctx, step.world, request, 0, await self._hints(log, [action]))
         return _decoded(step, await stream.deltas(), stream)
 
-    async def _world(self, ctx: RequestContext, session: Session) -> World:
+    async def _world(self, ctx: RequestContext, session: Session) -> Any:
         """Return the session's world, rebuilt if it was evicted."""
         cached = self._cached_world(session)
         if cached is None:
@@ -384,7 +391,7 @@ class Sessions:
             return fitted, self._model.context_ids(context), size
 
         log, ids, size = await asyncio.to_thread(read)
-        limit = self._model.model.config.max_position_embeddings
+        limit = self.service.card.max_length
         if len(ids) + size > limit:
             raise PromptTooLongError("actions", len(ids) + size, limit)
         if charged:
@@ -407,10 +414,10 @@ class Sessions:
 
         return await asyncio.to_thread(read)
 
-    def _stream(self, ctx: RequestContext, world: World, request: StepRequest, index: int, hints: _Hints) -> TextStream:
+    def _stream(self, ctx: RequestContext, world: Any, request: StepRequest, index: int, hints: _Hints) -> TextStream:
         """Start decoding the observation of a world. Raises ContextTooLongError if there is no room for one."""
         start = self._model.before_decoding(world)
-        room = self.service.card.max_length - start.length - 1
+        room = self.service.card.max_length - world.length - 1
         if room < 1:
             raise ContextTooLongError("actions", f"leave no room to decode in {self.service.card.max_length} tokens")
         params = request.params(index, room)

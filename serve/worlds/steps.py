@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from operator import mul
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from loopwm.core.exit_rules import ExitRule
 from loopwm.records import template
 from loopwm.text.world import World, WorldModel
 from serve.engine.engine import Engine
@@ -19,6 +20,35 @@ from serve.worlds.store import WorldLog
 
 Path = tuple[str, ...]
 """Sequence of actions."""
+
+
+class PrefixWorld(NamedTuple):
+    """World of a remote engine: the tokens that lead to it."""
+
+    ids: tuple[int, ...]
+    depth: ExitRule
+
+    @property
+    def length(self) -> int:
+        return len(self.ids)
+
+    @property
+    def loops(self) -> tuple[tuple[int]]:
+        return ((self.depth.limit,),)
+
+
+class PrefixModel(WorldModel):
+    """World model of a remote engine: steps append tokens, which the server reads when it decodes."""
+
+    def start(self, ids: tuple[int, ...], depth: ExitRule) -> PrefixWorld:
+        return PrefixWorld(ids if self.slots.in_trunk else (*ids, *self.slot_ids), depth)
+
+    def advance_each(self, worlds: Sequence[Any], actions: Sequence[str]) -> list[Any]:
+        steps = zip(worlds, actions, strict=True)
+        return [PrefixWorld((*world.ids, *self.action_ids(action)[:-1]), world.depth) for world, action in steps]
+
+    def before_decoding(self, world: Any) -> Any:
+        return world.ids
 
 
 @dataclass(frozen=True)
@@ -32,7 +62,7 @@ class Step:
     summary: g_omega, if requested.
     """
 
-    world: World
+    world: Any
     loops: int
     reward: float | None
     expected_reward: float | None
@@ -109,13 +139,13 @@ class AdvanceRows:
         return [self.model.advance(self.world.select(self.rows), self.actions)]
 
 
-def build(engine: Engine, model: WorldModel, log: WorldLog, ids: tuple[int, ...]) -> ForwardGenerator[World]:
+def build(engine: Engine, model: WorldModel, log: WorldLog, ids: tuple[int, ...]) -> ForwardGenerator[Any]:
     """Build the world of a log. Worlds of one context share its KV cache.
 
     ids: tokens of the context.
     """
     key = ids, log.depth
-    world: World | None = engine.cache.get(key)
+    world: Any = model.start(*key) if isinstance(model, PrefixModel) else engine.cache.get(key)
     if world is None:
         loops = log.depth.limit
         state = yield from prefill(engine.runner, engine.cache, ids, loops)
@@ -129,7 +159,7 @@ def build(engine: Engine, model: WorldModel, log: WorldLog, ids: tuple[int, ...]
 
 
 def advance(
-    model: WorldModel, world: World, actions: Sequence[str], fields: Sequence[str], monitor: bool = False
+    model: WorldModel, world: Any, actions: Sequence[str], fields: Sequence[str], monitor: bool = False
 ) -> ForwardGenerator[list[Step]]:
     """Imagine actions one after another.
 
@@ -179,21 +209,16 @@ def explore(
     return outcomes
 
 
-def _step(model: WorldModel, world: World, monitor: bool) -> Step:
+def _step(model: WorldModel, world: Any, monitor: bool) -> Step:
     heads: tuple[float | None, float | None, float | None, float | None] = (None, None, None, None)
-    if model.model.config.prediction_heads:
+    if model.model.config.prediction_heads and not isinstance(model, PrefixModel):
         p = model.predictions(world)
         heads = (p.reward.item(), p.expected_reward.item(), p.continuation.item(), p.acceptance.item())
     summary = model.monitor(world)[0].tolist() if monitor else None
     return Step(world, world.loops[0][-1], *heads, summary)
 
 
-def length_of(world: World) -> int:
-    """Return the number of tokens of a world."""
-    return int(world.state.next_position.max())
-
-
-def check_length(model: WorldModel, world: World, field: str) -> None:
-    length, limit = length_of(world), model.model.config.max_position_embeddings
-    if length > limit:
-        raise PromptTooLongError(field, length, limit)
+def check_length(model: WorldModel, world: Any, field: str) -> None:
+    limit = model.model.config.max_position_embeddings
+    if world.length > limit:
+        raise PromptTooLongError(field, world.length, limit)

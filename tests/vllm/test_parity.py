@@ -8,13 +8,7 @@ a prompt, where each loop attends to what it has just computed, and go wrong fro
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from openai import APIConnectionError, InternalServerError, OpenAI
+from openai import OpenAI
 from openai.types import Completion
 
 from loopwm.records.template import chat_to_prompt, render_prompt
@@ -31,17 +25,15 @@ from loopwm.text.model.chat_template import chat_template
 from loopwm.text.model.configuration import PRESETS, LoopWMConfig
 from loopwm.text.model.modeling import LoopWMForCausalLM
 from loopwm.text.model.tokenizer import load_tokenizer
+from tests.vllm.servers import MODEL, vllm_server
 
 pytestmark = pytest.mark.vllm
 
-MODEL = "tiny"
 DEPTH = 3
 NEW_TOKENS = 32
 CONTEXT = 512
 PROMPT_LENGTHS = (33, 40, 64, 97, 150)
 """All above 32 tokens; the last is longer than vLLM's cache block of 128."""
-START_LIMIT_S = 1800
-"""A server on a busy machine may take ten minutes; one that has ended is reported at once."""
 
 
 @dataclass(frozen=True)
@@ -125,32 +117,8 @@ def client(checkpoint: Path, log: Path) -> Iterator[OpenAI]:
 
 @contextmanager
 def _server(checkpoint: Path, log: Path, **overrides: int) -> Iterator[OpenAI]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(checkpoint)]
-    command += ["--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
-    command += ["--max-model-len", str(CONTEXT), "--enforce-eager", "--hf-overrides", json.dumps(overrides)]
-    offline = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-    environment = {**os.environ, **offline, "VLLM_CPU_KVCACHE_SPACE": "1"}
-    with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out, env=environment) as process:
-        try:
-            client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
-            _wait_until_ready(client, process, log)
-            yield client
-        finally:
-            process.terminate()
-
-
-def _wait_until_ready(client: OpenAI, process: subprocess.Popen[bytes], log: Path) -> None:
-    end = time.monotonic() + START_LIMIT_S
-    while time.monotonic() < end and process.poll() is None:
-        try:
-            client.models.list()
-            return
-        except (APIConnectionError, InternalServerError):
-            time.sleep(0.5)
-    pytest.fail(f"vLLM did not start:\n{log.read_text()[-8000:]}")
+    with vllm_server(checkpoint, log, CONTEXT, **overrides) as url:
+        yield OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 
 
 def _decode_vllm(client: OpenAI, prompts: list[list[int]]) -> list[Decoded]:

@@ -2,60 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from copy import copy, deepcopy
 
 import httpx
 import pytest
 
 from loopwm.records.errors import InputError
-from loopwm.records.template import Context, FormatError, Transition
+from loopwm.records.template import Context
+from loopwm.text.world import WorldModel
 from loopwm.worlds.http import Client, HttpWorlds
 from loopwm.worlds.local import LocalWorlds
-from loopwm.worlds.protocol import WorldError, Worlds
+from loopwm.worlds.protocol import WorldError
+from tests.worlds.contract import (  # noqa: F401
+    HALL,
+    KITCHEN,
+    TOKENS,
+    MakeWorlds,
+    close_to,
+    test_a_fork_goes_its_own_way,
+    test_a_fork_observes_from_the_last_real_step,
+    test_a_text_that_is_cut_and_a_world_that_is_full_are_told,
+    test_an_observation_over_the_limit_drops_the_oldest_steps,
+    test_lists_of_another_length_and_rows_that_are_not_there_are_named,
+    test_what_was_observed_takes_the_place_of_what_was_imagined,
+    test_worlds_text_in_place_of_a_list_is_named,
+    told,
+)
 
-TOKENS = 12
-KITCHEN = Context("boil water", "This is the kitchen.", (Transition("wait", "Nothing happens."),))
-HALL = Context("find a tree", "This is the hall.", look="A hall.", inventory="An orange.")
 
-MakeWorlds = Callable[[], Worlds]
+@pytest.fixture(scope="module", params=["own engine", "vllm"])
+def engine(request) -> str:
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def client(worlds_client: httpx.Client) -> Client:
-    return Client(str(worlds_client.base_url))
+def client(engine, request) -> Client:
+    """A service over its own engine, or over the stand-in of vLLM's server."""
+    service = request.getfixturevalue("worlds_client" if engine == "own engine" else "vllm_client")
+    return Client(str(service.base_url))
 
 
 @pytest.fixture
-def local(library) -> LocalWorlds:
+def local(engine, library) -> LocalWorlds:
+    """Worlds in this process; a server of tokens has no heads, so its service predicts no rewards."""
+    if engine == "vllm":
+        model = copy(library.model)
+        model.config = deepcopy(model.config)
+        model.config.prediction_heads = False
+        library = WorldModel(model, library.tokenizer)
     return LocalWorlds(library, max_new_tokens=TOKENS)
 
 
 @pytest.fixture(params=["local", "http"])
-def make(request, library, client) -> MakeWorlds:
-    if request.param == "local":
-        return lambda: LocalWorlds(library, max_new_tokens=TOKENS)
-    return lambda: HttpWorlds(client, "tiny", max_new_tokens=TOKENS)
-
-
-def close_to(steps):
-    return [
-        (
-            step.observation,
-            step.finish,
-            pytest.approx(step.reward, rel=1e-4),
-            pytest.approx(step.continuation, rel=1e-4),
-            step.trust and pytest.approx(step.trust, rel=1e-3),
-            pytest.approx(step.acceptance, rel=1e-4),
-            pytest.approx(step.expected_reward, rel=1e-4, abs=1e-4),
-        )
-        for step in steps
-    ]
-
-
-def told(steps):
-    names = ("observation", "finish", "reward", "continuation", "trust", "acceptance", "expected_reward")
-    return [tuple(getattr(step, name) for name in names) for step in steps]
+def make(request, engine, local, client) -> MakeWorlds:
+    if request.param == "http":
+        return lambda: HttpWorlds(client, "tiny", max_new_tokens=TOKENS)
+    if engine == "vllm":
+        pytest.skip("worlds in this process have no other engine")
+    return local.fresh
 
 
 def test_a_service_imagines_what_this_process_does(local, client):
@@ -68,51 +72,6 @@ def test_a_service_imagines_what_this_process_does(local, client):
         )
     assert remote.steps_cut == local.steps_cut == (0, 0)
     remote.close()
-
-
-def test_a_fork_goes_its_own_way(make):
-    worlds = make()
-    worlds.begin([KITCHEN, HALL])
-    fork = worlds.fork([1, 0, 1])
-    apart = fork.step(["wait", "wait", "look around"])
-    fresh = make()
-    fresh.begin([HALL, KITCHEN])
-    together = fresh.step(["wait", "wait"])
-    assert told(apart[:2]) == close_to(together)
-    assert told(worlds.step(["wait", "wait"])) == close_to(together[::-1])
-
-
-def test_what_was_observed_takes_the_place_of_what_was_imagined(make):
-    worlds, fresh = make(), make()
-    worlds.begin([HALL, KITCHEN])
-    worlds.step(["look around", "wait"])
-    worlds.observe(["open door", "wait"], ["It is open.", "Nothing."])
-    fresh.begin([
-        replace(HALL, history=(Transition("open door", "It is open."),)),
-        replace(KITCHEN, history=(*KITCHEN.history, Transition("wait", "Nothing."))),
-    ])  # fmt: skip
-    assert told(worlds.step(["wait", "wait"])) == close_to(fresh.step(["wait", "wait"]))
-
-
-def test_an_observation_over_the_limit_drops_the_oldest_steps(make, library, monkeypatch):
-    monkeypatch.setattr(library.model.config, "context_tokens", 60)
-    worlds = make()
-    worlds.begin([HALL])
-    for _ in range(6):
-        worlds.observe(["go to the other room"], ["This is the hall again."])
-    assert worlds.steps_cut[0] > 0
-    assert worlds.step(["wait"])[0].finish == "length"
-
-
-def test_a_text_that_is_cut_and_a_world_that_is_full_are_told(make):
-    worlds, long = make(), "carry it on " * 150
-    worlds.begin([HALL])
-    steps = [worlds.step([long])[0] for _ in range(12)]
-    finishes = [step.finish for step in steps]
-    full = finishes.index("full")
-    assert set(finishes[:full]) <= {"stop", "length"}
-    assert all(finish == "full" for finish in finishes[full:])
-    assert steps[full].observation == ""
 
 
 def test_closed_worlds_are_gone_from_the_service(client):
@@ -145,16 +104,6 @@ def test_lost_worlds_are_remade_from_what_was_observed(client, local):
         worlds.observe(["open door"], ["It is open."])
     client.call("DELETE", f"worlds/{remote._rows[0].world['id']}")
     assert told(remote.step(["wait"])) == close_to(local.step(["wait"]))
-
-
-def test_a_fork_observes_from_the_last_real_step(make):
-    worlds, fresh = make(), make()
-    worlds.begin([HALL])
-    worlds.step(["look around"])
-    fork = worlds.fork([0])
-    fork.observe(["open door"], ["It is open."])
-    fresh.begin([replace(HALL, history=(Transition("open door", "It is open."),))])
-    assert told(fork.step(["wait"])) == close_to(fresh.step(["wait"]))
 
 
 def test_worlds_beyond_one_batch_are_stepped_in_order(client, local, monkeypatch):
@@ -225,30 +174,6 @@ def test_worlds_that_were_made_beside_one_that_failed_are_not_lost(client):
             worlds.begin(contexts)
     worlds.close()
     assert len(client.call("GET", "worlds")["data"]) == held
-
-
-def test_lists_of_another_length_and_rows_that_are_not_there_are_named(make):
-    worlds = make()
-    worlds.begin([KITCHEN, HALL])
-    with pytest.raises(FormatError, match="rows: must be 0 to 1, got 2"):
-        worlds.fork([0, 2])
-    with pytest.raises(FormatError, match="actions: must be 2, one a world, got 1"):
-        worlds.observe(["wait"], ["Nothing happens.", "Nothing happens."])
-    with pytest.raises(FormatError, match="observations: must be 2, one a world, got 0"):
-        worlds.observe(["wait", "wait"], [])
-    with pytest.raises(FormatError, match="actions: must be 2, one a world, got 1"):
-        worlds.step(["wait"])
-    worlds.close()
-
-
-def test_worlds_text_in_place_of_a_list_is_named(make):
-    worlds = make()
-    worlds.begin([KITCHEN])
-    with pytest.raises(FormatError, match="actions: must be a list of str, one a world, got 'wait'"):
-        worlds.step("wait")
-    with pytest.raises(FormatError, match=r"contexts: must be a list of Context, one a world, got \['text'\]"):
-        worlds.begin(["text"])
-    worlds.close()
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://here", "http://[::1"])
