@@ -26,6 +26,8 @@ class PrefixCache:
         # Block hash -> key of the newest prompt with that prefix. May name evicted entries.
         self._blocks: dict[Hashable, tuple[int, tuple[int, ...]]] = {}
         self._lock = threading.RLock()
+        self.queried = self.hit = 0
+        """Tokens of prompts that were looked up, and of those that were found."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -74,6 +76,7 @@ class PrefixCache:
     def get_prompt(self, ids: tuple[int, ...], loops: int) -> KVCache | None:
         """Return a copy of the state of the longest cached prefix of `ids`, or None."""
         with self._lock:
+            self.queried += len(ids)
             match = None
             for block in _block_hashes(ids, loops):
                 if (key := self._blocks.get(block)) is None or key not in self._entries:
@@ -84,7 +87,9 @@ class PrefixCache:
             state: KVCache = self.get(match)
             # Within a block the prompts may still differ; only whole blocks were compared.
             both = enumerate(zip(match[1], ids, strict=False))
-            return state.crop(0, next((i for i, (a, b) in both if a != b), min(len(match[1]), len(ids))))
+            length = next((i for i, (a, b) in both if a != b), min(len(match[1]), len(ids)))
+            self.hit += length
+            return state.crop(0, length)
 
 
 def _block_hashes(ids: Sequence[int], loops: int) -> list[Hashable]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -73,6 +74,7 @@ class WorkItem:
     deliver: receives the result or exception on the engine's thread; must not block.
     num_tokens: tokens whose KV cache the item will hold, each with `loops` loops.
     pending: the forward to run next; None before the start.
+    started: time.perf_counter() at which it left its queue; None before.
     """
 
     steps: ForwardGenerator[Any] | None = None
@@ -81,6 +83,7 @@ class WorkItem:
     num_tokens: int = 0
     loops: int = 1
     pending: ForwardBatch | None = field(default=None, init=False)
+    started: float | None = field(default=None, init=False)
     cancelled: bool = field(default=False, init=False)
 
     @property
@@ -96,6 +99,7 @@ class WorkItem:
     def advance(self, result: Any) -> None:
         """Send the last result (or exception) into the generator. Raises StopIteration with the item's result."""
         assert self.steps is not None
+        self.started = self.started or time.perf_counter()
         self.pending = self.steps.throw(result) if isinstance(result, Exception) else self.steps.send(result)
 
     def close(self) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from loopwm.core.kv_cache import allocated_bytes
+from serve.engine.prefix_cache import PrefixCache
 from serve.engine.requests import Event, Finish
+from serve.generation.rate_limits import RATES, Rate
 
 Metric = TypeVar("Metric", Counter, Gauge, Histogram)
 
@@ -16,6 +20,30 @@ PREFIX = "loopwm:"
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 LOOPS = tuple(range(1, 17))
+
+
+class Totals(Collector):
+    """Counters that are kept elsewhere: of prompt tokens in the prefix cache, and of what each key used."""
+
+    def __init__(self, model: str, cache: PrefixCache, used: Mapping[tuple[str, Rate], int]) -> None:
+        """Read from a cache, and from amounts by key and rate."""
+        self._model, self._cache, self._used = model, cache, used
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        for name, value, text in (
+            ("queries", self._cache.queried, "Prompt tokens looked up in the prefix cache."),
+            ("hits", self._cache.hit, "Prompt tokens found in the prefix cache."),
+        ):
+            family = CounterMetricFamily(f"{PREFIX}prefix_cache_{name}", text, labels=["model_name"])
+            family.add_metric([self._model], value)
+            yield family
+        for rate in RATES:
+            text = f"{rate.capitalize()} charged to a key; no name without keys."
+            family = CounterMetricFamily(f"{PREFIX}key_{rate}", text, labels=["model_name", "key"])
+            for (key, of), amount in sorted(self._used.items()):
+                if of == rate:
+                    family.add_metric([self._model, key], amount)
+            yield family
 
 
 class Metrics:
@@ -36,6 +64,7 @@ class Metrics:
         self.first_token = self._histogram(
             "time_to_first_token_seconds", "Time from the request to its first token.", SECONDS
         )
+        self.queue_time = self._histogram("request_queue_time_seconds", "Time in the queue before the prompt.", SECONDS)
         self.between_tokens = self._histogram("inter_token_latency_seconds", "Time between two tokens.", SECONDS)
         self.latency = self._histogram("e2e_request_latency_seconds", "Time from the request to its end.", SECONDS)
         self.prompt_length = self._histogram("request_prompt_tokens", "Tokens of a prompt.", TOKENS)
@@ -80,6 +109,10 @@ class Metrics:
 
     def record_outcome(self, outcome: str) -> None:
         self._outcomes.labels(self._model, outcome).inc()
+
+    def watch_totals(self, cache: PrefixCache, used: Mapping[tuple[str, Rate], int]) -> None:
+        """Add counters of the prefix cache and of keys. Call once."""
+        self._registry.register(Totals(self._model, cache, used))
 
     def watch_worlds(self, count: Callable[[], int]) -> None:
         """Add gauges of world sessions and KV-cache memory. Call once."""

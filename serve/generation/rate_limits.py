@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -78,6 +79,8 @@ class RateLimiter:
         self._quotas = dict(quotas or {})
         self._clock = clock
         self._buckets: dict[tuple[str, Rate], Bucket] = {}
+        self.used: Counter[tuple[str, Rate]] = Counter()
+        """What was charged to each key since the start."""
 
     def replace(self, quotas: Mapping[str, KeyQuota]) -> None:
         """Replace all quotas; a bucket whose limit is unchanged keeps its level."""
@@ -107,6 +110,7 @@ class RateLimiter:
             raise RateLimitError(message, rate, seconds)
 
     def charge(self, key: str, rate: Rate, amount: int) -> None:
+        self.used[key, rate] += amount
         bucket = self.bucket(key, rate)
         if bucket is not None:
             bucket.take(amount)

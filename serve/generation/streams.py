@@ -117,6 +117,8 @@ class TextStream:
         first = self._first
         likelier = first.params.likelier and isinstance(first.depth, Fixed)
         async for now, event in self._likelier() if likelier else _received(self._events):
+            if not self.loops and first.started is not None:
+                self._metrics.queue_time.observe(first.started - self._arrived)
             self._metrics.record_token(now - self._last, event, 0 if self.loops else len(first.prompt))
             self._last = now
             self.loops.append(event.loops)

@@ -76,6 +76,23 @@ def test_tokens_count_when_they_are_read_and_written(service, tokenizer):
     assert service.get("/v1/worlds", headers=bearer("reads")).status_code == 200  # needs no tokens
 
 
+def test_metrics_count_what_each_key_used(service):
+    before = used(service)
+    tokens = post(service, "free", "completions", PROMPT).json()["usage"]["total_tokens"]
+    assert service.get("/v1/models", headers=bearer("free")).status_code == 200
+    after = used(service)
+    assert {name: after[name] - before.get(name, 0) for name in after if after[name] != before.get(name)} == {
+        'requests_total{key="free",model_name="tiny"}': 2,
+        'tokens_total{key="free",model_name="tiny"}': tokens,
+    }
+
+
+def used(service: httpx.Client) -> dict[str, float]:
+    begin = "loopwm:key_"
+    lines = [line.removeprefix(begin) for line in service.get("/metrics").text.splitlines() if line.startswith(begin)]
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+
 def authorized(service: httpx.Client, key: str) -> httpx.Client:
     return httpx.Client(base_url=service.base_url, headers=bearer(key), timeout=None, trust_env=False)
 

@@ -356,7 +356,7 @@ def metrics(client) -> dict[str, float]:
 
 def test_metrics_count_requests_tokens_and_loops(serving, tiny_model):
     with serving(tiny_model) as client:
-        used = [completion(client, max_tokens=5)["usage"] for _ in range(3)]
+        used = [completion(client, prompt="boil water " * 20, max_tokens=5)["usage"] for _ in range(3)]
         values = metrics(client)
         while values['loopwm:num_requests_running{model_name="tiny"}']:  # a row leaves after its last token is out
             values = metrics(client)
@@ -366,5 +366,10 @@ def test_metrics_count_requests_tokens_and_loops(serving, tiny_model):
     assert values['loopwm:loops_per_token_sum{model_name="tiny"}'] == 15 * tiny_model.config.default_depth
     assert values['loopwm:time_to_first_token_seconds_count{model_name="tiny"}'] == 3
     assert values['loopwm:inter_token_latency_seconds_count{model_name="tiny"}'] == 12
+    assert values['loopwm:request_queue_time_seconds_count{model_name="tiny"}'] == 3
+    cached = used[0]["prompt_tokens"] - 1  # the last token is decoded
+    assert values['loopwm:prefix_cache_queries_total{model_name="tiny"}'] == 3 * cached
+    assert values['loopwm:prefix_cache_hits_total{model_name="tiny"}'] == 2 * cached
+    assert values['loopwm:key_tokens_total{key="",model_name="tiny"}'] == 15 + 3 * used[0]["prompt_tokens"]
     assert values['loopwm:num_worlds{model_name="tiny"}'] == 0
     assert values["process_resident_memory_bytes"] > 1 << 20
