@@ -63,12 +63,9 @@ class Games:
         """Begin a game. Raises ModelNotFoundError, UnsupportedError or TooManyWorldsError."""
         if model not in MODELS:
             raise ModelNotFoundError(model, ", ".join(MODELS))
+        self._check_room(owner)
         game, keyboard = await self._run(partial(_open, model, seed))
-        self._expire()
-        of_owner = sum(session.owner == owner for session in self._sessions.values())
-        limit = min(MAX_PER_KEY, self._service.rate_limiter.quota(owner).worlds or MAX_PER_KEY)
-        if of_owner >= limit or len(self._sessions) >= MAX_GAMES:
-            raise TooManyWorldsError(f"{of_owner} of {limit} games are open; they expire after {TTL:g} s without use")
+        self._check_room(owner)  # other games may have begun meanwhile
         session = Session(owner, model, game, keyboard, self._clock())
         self._sessions[session.id] = session
         return session
@@ -114,6 +111,14 @@ class Games:
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _check_room(self, owner: str) -> None:
+        self._expire()
+        of_owner = sum(session.owner == owner for session in self._sessions.values())
+        limit = min(MAX_PER_KEY, self._service.rate_limiter.quota(owner).worlds or MAX_PER_KEY)
+        for games, most, whose in ((of_owner, limit, "your"), (len(self._sessions), MAX_GAMES, "all")):
+            if games >= most:
+                raise TooManyWorldsError(f"{games} of {whose} {most} games are open; idle ones expire in {TTL:g} s")
 
     def _expire(self) -> None:
         oldest = self._clock() - TTL

@@ -125,7 +125,7 @@ def test_games_of_a_key_are_bounded(client, monkeypatch):
     monkeypatch.setattr(games, "MAX_PER_KEY", 2)
     ids = [frames(client)[0]["id"] for _ in range(2)]
     response = client.post("/v1/games", json={"model": "catch"})
-    check_error(response, 429, None, "2 of 2 games are open")
+    check_error(response, 429, None, "2 of your 2 games are open")
     assert response.json()["error"]["code"] == "too_many_worlds"
     assert frames(client, "1", id=ids[0])[0]["step"] == 1
 
@@ -139,7 +139,7 @@ def test_keys_have_their_own_games_and_limits(serving, tiny_model):
         assert client.post("/v1/games", json={"model": "catch"}).status_code == 401
         (game,) = frames(client, headers=headers["a"])
         again = client.post("/v1/games", json={"model": "catch"}, headers=headers["a"])
-        check_error(again, 429, None, "1 of 1 games are open")
+        check_error(again, 429, None, "1 of your 1 games are open")
         stolen = client.post("/v1/games", json={"model": "catch", "id": game["id"]}, headers=headers["b"])
         check_error(stolen, 404, None, "There is no game")
         assert frames(client, headers=headers["b"])
@@ -159,8 +159,10 @@ def test_unused_games_expire_and_their_number_is_bounded(monkeypatch):
         now[0] = 99
         assert store.get(session.id, "") is session
         monkeypatch.setattr(games, "MAX_GAMES", 1)
-        with pytest.raises(TooManyWorldsError):
-            await store.create("other", "catch", 0)
+        with monkeypatch.context() as patched:
+            patched.setattr(games, "_open", None)  # nothing is loaded for a game that is refused
+            with pytest.raises(TooManyWorldsError, match="1 of all 1 games"):
+                await store.create("other", "catch", 0)
         now[0] = 150
         with pytest.raises(WorldNotFoundError, match="expired"):
             store.get(session.id, "")
