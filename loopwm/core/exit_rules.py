@@ -186,6 +186,13 @@ def make_rule(name: str, values: Mapping[str, Any]) -> ExitRule:
     return RULES[name](**values)
 
 
+def read_rule(depth: int | Mapping[str, Any]) -> ExitRule:
+    """Return the rule of a JSON value: a number of loops, or the fields of a rule and its name. Raises ValueError."""
+    if isinstance(depth, int):
+        return Fixed(depth)
+    return make_rule(depth["rule"], {name: depth[name] for name in depth if name != "rule"})
+
+
 def parse_rule(text: str) -> ExitRule:
     """Parse a number of loops, or a rule such as `gate:tau=0.5,limit=4`. Raises ValueError naming the fault."""
     if text.isdecimal() and int(text) > 0:

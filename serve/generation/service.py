@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from loopwm.core.exit_rules import RULES, ExitRule, Fixed, make_rule, numbers_of
+from loopwm.core.exit_rules import RULES, ExitRule, numbers_of, read_rule
 from loopwm.records.template import FormatError
 from serve.engine.engine import DeadlineError as DeadlineError
 from serve.engine.engine import Engine
@@ -129,11 +129,7 @@ class Service:
         if depth is None:
             return self.card.depth
         try:
-            if isinstance(depth, int):
-                rule: ExitRule = Fixed(depth)
-            else:
-                rule = make_rule(depth["rule"], {name: depth[name] for name in depth if name != "rule"})
-            return self.engine.check_depth(rule)
+            return self.engine.check_depth(read_rule(depth))
         except ValueError as error:
             raise FormatError("depth", str(error).removeprefix("depth: ")) from error
         except NotImplementedError as error:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
-from loopwm.core.exit_rules import ExitRule, make_rule, name_of
+from loopwm.core.exit_rules import ExitRule, name_of, read_rule
 from loopwm.records.template import Context, Transition
 from loopwm.worlds.protocol import longer
 from serve.generation.rate_limits import RateLimiter
@@ -40,7 +40,7 @@ class WorldLog:
     @property
     def size(self) -> int:
         """Bytes of text."""
-        return sum(len(text.encode()) for text in (*self.context.texts, *self.actions))
+        return len("".join((*self.context.texts, *self.actions)).encode())
 
     def with_actions(self, actions: Sequence[str]) -> WorldLog:
         return replace(self, actions=(*self.actions, *actions))
@@ -63,9 +63,7 @@ def read_log(fields: Mapping[str, Any]) -> WorldLog:
     history = tuple(Transition(**step) for step in fields["history"])
     texts = {name: fields[name] for name in ("goal", "observation", "look", "inventory", "hidden_state")}
     context = Context(history=history, **texts)
-    depth = fields["depth"]
-    rule: Json = {"rule": "fixed", "loops": depth} if isinstance(depth, int) else dict(depth)
-    return WorldLog(context, make_rule(rule.pop("rule"), rule), tuple(fields["actions"]), fields["steps_cut"])
+    return WorldLog(context, read_rule(fields["depth"]), tuple(fields["actions"]), fields["steps_cut"])
 
 
 MAX_REMOVED = 10_000
@@ -146,7 +144,8 @@ def _load(file: WorldFile) -> dict[str, Session]:
         if "log" in fields:
             sessions[name] = Session(name, fields["owner"], read_log(fields["log"]), 0, fields["created"], 0.0)
         session = sessions[name]
-        session.log = session.log.with_actions(fields.get("actions", ()))
+        if "actions" in fields:
+            session.log = session.log.with_actions(fields["actions"])
         session.tokens, session.used = fields["tokens"], fields["used"]
         session.answer = None if answered is None else Answer(*answered)
     return sessions
