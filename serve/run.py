@@ -73,12 +73,11 @@ def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | Non
     transformers_logging.disable_progress_bar()
     world_model, depth = load_model(args)
     model, tokenizer, config = world_model.model, world_model.tokenizer, world_model.model.config
-    weights = sorted(args.model.glob("*.safetensors"))
-    folder = args.model.resolve().name
+    first, folder = min(args.model.glob("*.safetensors")), args.model.resolve().name
     name = args.name or (SHIPPED if folder == "pretrained" else folder)
     limits = Limits(args.max_batch, args.max_queue, cache_bytes=args.cache_bytes)
     world_model, chosen = make_engine(args.engine, world_model, depth, limits, threads)
-    card = ModelCard(name, int(weights[0].stat().st_mtime), chosen.max_length, depth)
+    card = ModelCard(name, int(first.stat().st_mtime), chosen.max_length, depth)
     memory = Memory.load(args.memory) if args.memory else None
     rate_limiter = RateLimiter(None if keys is None else keys.quotas)
     file = None if args.worlds_file is None else WorldFile(args.worlds_file)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
@@ -30,20 +30,20 @@ class Totals(Collector):
         self._model, self._cache, self._used = model, cache, used
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        for name, value, text in (
-            ("queries", self._cache.queried, "Prompt tokens looked up in the prefix cache."),
-            ("hits", self._cache.hit, "Prompt tokens found in the prefix cache."),
-        ):
-            family = CounterMetricFamily(f"{PREFIX}prefix_cache_{name}", text, labels=["model_name"])
-            family.add_metric([self._model], value)
-            yield family
+        for name, tokens in (("queries", self._cache.queried), ("hits", self._cache.hit)):
+            text = f"Prompt tokens in the prefix cache, {name}."
+            yield self._counter(f"prefix_cache_{name}", text, [([], tokens)])
         for rate in RATES:
-            text = f"{rate.capitalize()} charged to a key; no name without keys."
-            family = CounterMetricFamily(f"{PREFIX}key_{rate}", text, labels=["model_name", "key"])
-            for (key, of), amount in sorted(self._used.items()):
-                if of == rate:
-                    family.add_metric([self._model, key], amount)
-            yield family
+            used = [([key], amount) for (key, of), amount in sorted(self._used.items()) if of == rate]
+            yield self._counter(f"key_{rate}", f"{rate.capitalize()} charged to a key.", used, "key")
+
+    def _counter(
+        self, name: str, text: str, values: Sequence[tuple[list[str], int]], *labels: str
+    ) -> CounterMetricFamily:
+        family = CounterMetricFamily(PREFIX + name, text, labels=["model_name", *labels])
+        for of, value in values:
+            family.add_metric([self._model, *of], value)
+        return family
 
 
 class Metrics:

@@ -189,12 +189,12 @@ class Sessions:
         """Return True if a context is worded unlike every training episode (`WorldModel.is_foreign`)."""
         return self._foreign(context.goal, context.observation)
 
-    def _require(self, head: str, field: str, problem: str) -> None:
+    def _require(self, head: str, field: str) -> None:
         """Raise UnsupportedError for a checkpoint without a head, EngineUnsupportedError for an engine without."""
         if isinstance(self._model, PrefixModel):
             raise EngineUnsupportedError(field, f"needs {head}, which the server of --engine does not run")
         if not getattr(self._model.model.config, head):
-            raise UnsupportedError(field, problem)
+            raise UnsupportedError(field, f"needs {head}, which this checkpoint does not have")
 
     async def create(
         self,
@@ -257,7 +257,7 @@ class Sessions:
     async def begin_step(self, ctx: RequestContext, name: str, request: StepRequest) -> PendingStep:
         """Imagine actions and start decoding. The world changes in `PendingStep.finish`."""
         if request.monitor:
-            self._require("monitor_head", "monitor", "this checkpoint has no monitor head")
+            self._require("monitor_head", "monitor")
         lock = ctx.exit_stack.enter_context(ExitStack())
         session = lock.enter_context(self.store.changing(name, ctx.key, request.step_id))
         self.store.check_growth(session, session.log.with_actions(request.actions))
@@ -311,8 +311,7 @@ class Sessions:
         self, ctx: RequestContext, name: str, candidates: Sequence[Sequence[str]], decode: bool, max_tokens: int
     ) -> tuple[list[Candidate], int, str | None]:
         """Return scores of the candidates, the best one's index, and its last observation. Changes no world."""
-        problem = "this checkpoint predicts no rewards, so it cannot score plans"
-        self._require("prediction_heads", "candidates", problem)
+        self._require("prediction_heads", "candidates")
         paths = list(dict.fromkeys(tuple(one[:end]) for one in candidates for end in range(1, len(one) + 1)))
         sizes = await self._sizes([path[-1] for path in paths])
         planned = sum(sizes[path[-1]] for path in paths)
@@ -343,6 +342,8 @@ class Sessions:
         self, ctx: RequestContext, name: str, candidates: Sequence[str], decode: Decode, max_tokens: int
     ) -> list[Imagined]:
         """Imagine each candidate alone, as the world's next action. Changes no world."""
+        if decode == "none":
+            self._require("prediction_heads", "decode")  # nothing else says what is refused
         session = self.store.get(name, ctx.key)
         world = await self._world(ctx, session)
         pairs = [(StepRequest([action], decode, max_tokens), f"candidates[{i}]") for i, action in enumerate(candidates)]

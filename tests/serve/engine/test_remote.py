@@ -117,6 +117,7 @@ def test_remote_world_recalls_from_a_memory(serving, library, fake):
     ("path", "body", "field"),
     [
         ("/plan", {"candidates": [["wait"]]}, "candidates"),
+        ("/actions", {"candidates": ["wait"], "decode": False}, "decode"),
         ("/step", {"actions": "wait", "monitor": True}, "monitor"),
         ("", {**WORLD, "depth": {"rule": "gate", "tau": 0.5, "limit": 2}}, "depth"),
         ("", {**WORLD, "depth": 1}, "depth"),

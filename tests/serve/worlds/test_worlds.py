@@ -452,5 +452,6 @@ def test_a_checkpoint_without_heads_refuses_plans_and_summaries_and_steps_withou
         name = create(client)
         plan = client.post(f"/v1/worlds/{name}/plan", json={"candidates": [["wait"]]})
         monitor = client.post(f"/v1/worlds/{name}/step", json={"actions": "wait", "monitor": True})
-        assert {r.json()["error"]["code"] for r in (plan, monitor)} == {"unsupported_by_model"}
+        unread = client.post(f"/v1/worlds/{name}/actions", json={"candidates": ["wait"], "decode": False})
+        assert {r.json()["error"]["code"] for r in (plan, monitor, unread)} == {"unsupported_by_model"}
         assert step(client, name, "wait", decode="none")["steps"][0]["reward"] is None
