@@ -370,7 +370,7 @@ def test_metrics_count_requests_tokens_and_loops(serving, tiny_model):
     assert values['loopwm:inter_token_latency_seconds_count{model_name="tiny"}'] == 12
     assert values['loopwm:request_queue_time_seconds_count{model_name="tiny"}'] == 3
     read = [one[:-1] for one in ids]  # the last token is decoded
-    shared = [a == b for a, b in zip(read[0], read[2], strict=False)].index(False)
+    shared = [*(a == b for a, b in zip(read[0], read[2], strict=False)), False].index(False)
     assert values['loopwm:prefix_cache_queries_total{model_name="tiny"}'] == sum(map(len, read))
     assert values['loopwm:prefix_cache_hits_total{model_name="tiny"}'] == len(read[1]) + shared
     assert values['loopwm:key_tokens_total{key="",model_name="tiny"}'] == 15 + sum(map(len, ids))
