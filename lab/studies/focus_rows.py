@@ -1,13 +1,14 @@
 """Uses of `focus` in ScienceWorld, for `lab fit-goals`: one pays, one loses the game, one names what is not there.
 
 Solutions focus only on what pays, so a model that is taught by them takes any `focus` for a step towards the goal. Here
-the three outcomes are drawn equally often, in each task.
+the three outcomes are drawn equally often, in each task. What is not there counts only where the agent has looked at
+the room: solutions focus on much that they have not seen, and a model that is taught to doubt that doubts what pays.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
@@ -22,6 +23,9 @@ FOCUS_FACTS = (2,)
 
 OUTCOMES = ("paid", "lost", "absent")
 
+ROOM, MOVED = ("This room is called", "This outside location"), ("You move to", "You teleport to")
+"""How descriptions of rooms begin, and what is said of a move."""
+
 
 class Focuses:
     """Episodes up to each use of `focus`, by task and outcome."""
@@ -31,7 +35,8 @@ class Focuses:
         for episode in episodes:
             if episode.env == "scienceworld":
                 for end, (before, step) in enumerate(pairwise(episode.steps), start=2):
-                    if outcome := outcome_of(before, step):
+                    outcome = outcome_of(before, step)
+                    if outcome and (outcome != "absent" or has_looked(episode.steps[: end - 1])):
                         self._of_task[episode.task][outcome].append((episode, end))
 
     def __bool__(self) -> bool:
@@ -52,6 +57,16 @@ def outcome_of(before: Step, step: Step) -> str | None:
     if step.score == before.score:
         return None
     return "paid" if step.score > before.score else "lost"
+
+
+def has_looked(steps: Sequence[Step]) -> bool:
+    """Return whether the room at the end of some steps was described since the agent came to it."""
+    for step in reversed(steps):
+        if step.observation.startswith(ROOM):
+            return True
+        if step.observation.startswith(MOVED):
+            return False
+    return False
 
 
 def focus_taught(episode: Episode) -> Taught:

@@ -13,6 +13,7 @@ from lab.studies.goal_rows import UNKNOWN
 from loopwm.records.episodes import Episode, Step
 
 ABSENT = "No known action matches that input."
+ROOM = "This room is called the kitchen. In it, you see: a cup."
 
 
 def use(score: float, observation: str = "You focus on the cup.") -> Step:
@@ -20,8 +21,8 @@ def use(score: float, observation: str = "You focus on the cup.") -> Step:
 
 
 def episode(*uses: Step, task: str = "melt") -> Episode:
-    first = Step(None, "You see a cup.", 0, False)
-    look = Step("look around", "You see a cup.", 5, False)
+    first = Step(None, ROOM, 0, False)
+    look = Step("look around", ROOM, 5, False)
     return Episode("scienceworld", task, "0", "train", "focus", "Melt ice.", (first, look, *uses), None)
 
 
@@ -50,6 +51,14 @@ def test_outcomes_of_every_task_are_drawn_alike_and_end_the_episode() -> None:
     assert counts.keys() == {("melt", "paid"), ("melt", "lost"), ("melt", "absent"), ("boil", "lost")}
     assert 220 < counts["boil", "lost"] < 380
     assert min(counts["melt", outcome] for outcome in ("paid", "lost", "absent")) > 70
+
+
+def test_what_is_absent_counts_only_in_a_room_that_was_looked_at() -> None:
+    moved = Step("go to hall", "You move to the hall.", 5, False)
+    outside = Step("look around", "This outside location is called the outside. Here you see: a tree.", 5, False)
+    assert not Focuses([episode(moved, use(5, ABSENT))])
+    assert Focuses([episode(moved, outside, Step("wait", "You decide to wait.", 5, False), use(5, ABSENT))])
+    assert Focuses([episode(moved, use(50))])
 
 
 def test_the_fact_is_whether_the_thing_is_there() -> None:
