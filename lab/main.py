@@ -34,6 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "figures": ("lab.figures.command", "recompute the figures of README and the results pages"),
     "predict-rewards": ("lab.figures.rewards", "predict rewards and ends of stored predictions with other weights"),
     "scaling": ("lab.scaling", "tabulate what each preset costs in training and serving"),
+    "serving-limits": ("lab.serving_limits", "tabulate how many GPUs agents need, and what limits them"),
     "mutants": ("lab.mutants.command", "plant faults one at a time and run the tests that must find them"),
     "lm-eval-tasks": ("lab.lm_eval.command", "write suites as tasks of lm-evaluation-harness"),
     "train-tokenizer": ("lab.data.train_tokenizer", "train the byte-level BPE and freeze it"),

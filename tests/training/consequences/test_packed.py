@@ -6,7 +6,9 @@ from itertools import islice
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from loopwm.text.data import tree_attention
 from loopwm.text.data.data_loader import LoaderState
 from loopwm.text.data.tree import IGNORED
 from loopwm.text.training.program import TextProgram
@@ -47,6 +49,22 @@ def test_packed_rows_have_the_gradients_of_rows_apart(config_file):
     assert sum(int((batch.start > 0).sum()) for batch in packed) > 0  # several rows a line
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-5)
+
+
+def test_gpu_kernel_attends_as_the_dense_mask_does(config_file):
+    """FlexAttention, which a CPU runs forward only, and uncompiled; its gradients are compared where there is a GPU."""
+    batches, _ = next(program_of(config_file, *EVERYTHING, "batch.packed=192").global_batches(LoaderState()))
+    for batch in batches:
+        dense = batch.packed_mask()
+        lines, length = dense.start.shape
+        visible = tree_attention._visible(dense.start, dense.limit, dense.branch, dense.decode)
+        blocks = create_block_mask(visible, lines, None, length, length, "cpu")
+        assert blocks.sparsity() > 0  # blocks that nobody sees are skipped
+        generator = torch.Generator().manual_seed(0)
+        q = torch.randn(lines, 4, length, 16, generator=generator)
+        k, v = torch.randn(2, lines, 2, length, 16, generator=generator)
+        looked_up = flex_attention(q, k, v, block_mask=blocks, enable_gqa=True)
+        torch.testing.assert_close(looked_up, dense.attend(q, k, v), rtol=1e-5, atol=1e-5)
 
 
 def test_packed_lines_have_no_other_tokens(config_file):
