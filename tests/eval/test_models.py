@@ -66,7 +66,9 @@ def test_a_run_says_how_many_of_its_windows_are_foreign(
     write_suite: WriteSuite,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("eval.models.checkpoint.LONGEST_OBSERVATION", 4)
     windows = [
         make_window("known"),
         make_window("foreign", goal="Zxqj ##@@ %%!!~~ qqzz"),
@@ -102,8 +104,9 @@ def test_greedy_decoding_of_a_run_is_recorded(
 
 
 def test_outcomes_recalled_from_a_memory_are_predicted_and_recorded(
-    checkpoint: Path, make_window: MakeWindow, write_suite: WriteSuite, tmp_path: Path, capsys
+    checkpoint: Path, make_window: MakeWindow, write_suite: WriteSuite, tmp_path: Path, capsys, monkeypatch
 ) -> None:
+    monkeypatch.setattr("eval.models.checkpoint.LONGEST_OBSERVATION", 12)
     memory = tmp_path / "train.jsonl"
     memory.write_text(episode(("take red pan", "You take the red pan."), env="elsewhere"))
     window = make_window("w", goal="Æ" * 50, actions=["take blue pan"] * 5, env="elsewhere")  # foreign

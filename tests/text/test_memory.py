@@ -201,7 +201,7 @@ def test_what_a_foreign_memory_tells_is_taken_and_others_are_weighed(library, me
     monkeypatch.setattr(library.model.config, "tokens_per_byte", 0.0)
     assert library.doubt(memory) == math.inf
     assert library.memory_text("Ok.", math.inf) == (tuple(library._ids("Ok.")), math.inf)
-    worlds = LocalWorlds(library, memory=memory)
+    worlds = LocalWorlds(library, max_new_tokens=12, memory=memory)
     worlds.begin([KITCHEN])
     for each in (worlds, worlds.fork([0]), worlds.fresh()):
         each.begin([KITCHEN])
@@ -221,7 +221,7 @@ def test_actions_since_the_last_real_step_are_what_is_recalled_by(library, memor
     monkeypatch.setattr(library.model.config, "tokens_per_byte", 0.0)
     asked: list[tuple[str, list[str]]] = []
     monkeypatch.setattr(memory, "recall", lambda context, actions: asked.append((context, [*actions])))
-    worlds = LocalWorlds(library, memory=memory)
+    worlds = LocalWorlds(library, max_new_tokens=4, memory=memory)
     worlds.begin([KITCHEN])
     worlds.step(["wait"], decode=False)
     worlds.fork([0]).step(["look"])

@@ -7,7 +7,7 @@ import gzip
 import io
 import json
 import re
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -63,23 +63,22 @@ def losses(model, batch: TreeBatch, depth: int) -> torch.Tensor:
 
 
 @pytest.mark.slow
-def test_what_followed_is_likelier_than_what_followed_elsewhere_in_100_held_out_windows(shipped):
+def test_what_followed_is_likelier_than_what_followed_elsewhere_in_40_held_out_windows(shipped):
     """Over all horizons of the windows, each beside the answers of the next window to its own context and actions."""
     model, tokenizer = shipped
     with gzip.open(WINDOWS, "rt", encoding="utf-8") as lines:
-        windows = [json.loads(line) for line in lines]
-    assert len(windows) == 100
+        windows = [json.loads(line) for line in islice(lines, 40)]
     assert {window["split"] for window in windows} == {"dev"}
     builder = RowBuilder(template_ids(tokenizer), model.config.slots)
     others = [window | {"observations": other["observations"]} for window, other in pairwise([*windows, windows[0]])]
 
     def nats(of: list[dict[str, Any]]) -> torch.Tensor:
         rows = [row(builder, tokenizer, window) for window in of]
-        batches = [TreeBatch.collate(rows[i : i + 10], range(10), tokenizer.pad_token_id) for i in range(0, 100, 10)]
+        batches = [TreeBatch.collate(rows[i : i + 10], range(10), tokenizer.pad_token_id) for i in range(0, len(rows), 10)]
         return torch.cat([losses(model, batch, model.config.default_depth) for batch in batches])
 
     gain = nats(others) - nats(windows)
-    print(f"gain {gain.mean():.3f} nats a window, standard error {gain.std() / 10:.3f}")
+    print(f"gain {gain.mean():.3f} nats a window, standard error {gain.std() / len(gain) ** 0.5:.3f}")
     assert (gain > 0).float().mean() > 0.9
 
 

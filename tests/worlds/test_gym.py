@@ -15,11 +15,13 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import SyncVectorEnv
 
 from loopwm.records.template import Context, FormatError, Transition
+from loopwm.text.world import WorldModel
 from loopwm.worlds.gym import ImaginedTextEnv, read_starts
 from loopwm.worlds.http import Client, HttpWorlds
 from loopwm.worlds.local import LocalWorlds
 from loopwm.worlds.protocol import Imagined, WorldError
 from loopwm.worlds.starts import Start
+from tests.fixtures.models import random_model
 
 TOKENS = 12
 KITCHEN = Context("boil water", "This is the kitchen.", (Transition("wait", "Nothing happens."),))
@@ -106,7 +108,8 @@ def test_episodes_are_cut_after_max_steps_and_where_the_world_is_full(world_mode
     env = ImaginedTextEnv(LocalWorlds(world_model, max_new_tokens=TOKENS), [HALL], max_steps=2)
     env.reset()
     assert [env.step("wait")[2:4] for _ in range(2)] == [(False, False), (False, True)]
-    long, env = "carry it on " * 16, ImaginedTextEnv(LocalWorlds(world_model, max_new_tokens=4000), [HALL])
+    small = WorldModel(random_model(max_position_embeddings=256), world_model.tokenizer)
+    long, env = "carry it on " * 16, ImaginedTextEnv(LocalWorlds(small, max_new_tokens=4000), [HALL])
     env.reset()
     ends = [env.step(long)[3] for _ in range(1)]
     while not ends[-1] and len(ends) < 9:
