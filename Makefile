@@ -1,7 +1,8 @@
 # make serve   serve the shipped checkpoint        make test   run the tests        make lint   style and types
 # make docs    write the documentation as a site to build/site; only the first call needs a network
 # make test-times  run the tests and list the 30 slowest
-# make test-lab  run the slower tests of lab/, which the product does not need
+# make test-slow  run what takes more than ten seconds each: several processes, kills, simulators, the README live
+# make test-lab  run the tests of lab/, which the product does not need
 # make figures   recompute the figures of README and the results pages from stored results (FIGURES_ARGS)
 # make test-extras  run what `make test` skips for want of a package, in an environment of its own (needs g++ and make)
 # make mutants   plant faults one at a time and run the tests that must find them: hours (MUTANTS_ARGS)
@@ -43,7 +44,7 @@ TEST_PROCESSES ?= 2
 PLUGIN := ./examples/textworld_environment
 EXTRAS := data,train,eval,mcp,envs,pixel,crafter,minatar,dask,dev
 
-.PHONY: data train-reference probe serve test test-times test-lab lint docs test-vllm test-games test-openenv test-browser conformance mutants figures test-extras
+.PHONY: data train-reference probe serve test test-times test-slow test-lab lint docs test-vllm test-games test-openenv test-browser conformance mutants figures test-extras
 
 # The base alone, to which the extra `serve` adds nothing, unless the environment has all of it already.
 serve: $(if $(wildcard $(VENV)/.installed),$(VENV)/.installed,$(VENV)/.serve)
@@ -53,7 +54,10 @@ serve: $(if $(wildcard $(VENV)/.installed),$(VENV)/.installed,$(VENV)/.serve)
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/.installed
-	$(PYTEST) --ignore=tests/lab $(PYTEST_ARGS)
+	$(PYTEST) -m 'not slow and not vllm and not browser and not conformance' --ignore=tests/lab $(PYTEST_ARGS)
+
+test-slow: $(VENV)/.installed
+	$(PYTEST) -m slow --ignore=tests/lab $(PYTEST_ARGS)
 
 test-times: PYTEST_ARGS += --durations=30
 test-times: test
