@@ -54,7 +54,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Load:
-    """What an agent asks for.
+    """Demand of an agent.
 
     context: tokens of its world. shared: part of them that all agents have in common. read, written: tokens of an
     imagined step. seconds: from one to the next. batch: most worlds that a GPU decodes at a time.
@@ -82,10 +82,10 @@ class Model:
         with torch.device("meta"):
             model = LoopWMForCausalLM(config)
         weights = BFLOAT16 * model.num_parameters()
-        block = BFLOAT16 * sum(parameter.numel() for parameter in model.model.core.block.parameters())
+        in_block = [weight.numel() for name, weight in model.named_parameters() if name.startswith("model.core.block.")]
         return cls(
             weights=weights,
-            pass_bytes=weights + (depth - 1) * block,
+            pass_bytes=weights + (depth - 1) * BFLOAT16 * sum(in_block),
             kv=kv_bytes(config, depth),
             flops=forward_flops(config, depth, context),
         )
@@ -138,8 +138,8 @@ def _table(model: Model, depths: Mapping[int, Model], load: Load, gpu: Gpu) -> s
     cases |= {_loops(depth): (of, load) for depth, of in depths.items() if of is not model}
     cases |= {f"{share:.0%} of contexts shared": (model, replace(load, shared=share)) for share in SHARED if share}
     rows = []
-    for name, (of, asked) in cases.items():
-        each = limits(of, asked, gpu)
+    for name, (of, demand) in cases.items():
+        each = limits(of, demand, gpu)
         worst = max(each, key=each.__getitem__)
         rows.append([name, worst, *(f"{agents * each[worst]:,.1f}" for agents in AGENTS)])
     return table(["", "runs out", *(f"GPUs, {agents:,} agents" for agents in AGENTS)], rows)

@@ -34,9 +34,7 @@ def test_calibration_of_six_predictions_is_that_by_hand() -> None:
 
 
 @pytest.fixture
-def runs(
-    checkpoint: Path, suite_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> dict[str, Path]:
+def runs(checkpoint: Path, suite_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     monkeypatch.setattr("eval.models.checkpoint.LONGEST_OBSERVATION", 4)
     folders = {}
     for name, model in {"tiny": str(checkpoint), "copy": "copy"}.items():

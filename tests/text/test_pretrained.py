@@ -74,7 +74,9 @@ def test_what_followed_is_likelier_than_what_followed_elsewhere_in_40_held_out_w
 
     def nats(of: list[dict[str, Any]]) -> torch.Tensor:
         rows = [row(builder, tokenizer, window) for window in of]
-        batches = [TreeBatch.collate(rows[i : i + 10], range(10), tokenizer.pad_token_id) for i in range(0, len(rows), 10)]
+        batches = [
+            TreeBatch.collate(rows[i : i + 10], range(10), tokenizer.pad_token_id) for i in range(0, len(rows), 10)
+        ]
         return torch.cat([losses(model, batch, model.config.default_depth) for batch in batches])
 
     gain = nats(others) - nats(windows)
