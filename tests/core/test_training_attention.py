@@ -71,11 +71,10 @@ def test_layers_are_compiled_for_more_than_eight_shapes(monkeypatch):
         return graph.forward
 
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: compiler(function, backend=record, dynamic=dynamic))
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
     torch.compiler.reset()
     block, lengths = Block(4, 1, 1, 4, 4, 1e-5), range(2, 11)
-    compile_blocks(block, dynamic=False)
-    with torch.no_grad():
+    with torch._dynamo.config.patch(recompile_limit=8), torch.no_grad():  # monkeypatch would hide the option for ever
+        compile_blocks(block, dynamic=False)
         for length in lengths:
             shared = AttentionInputs(*rotary_angles(torch.arange(length)[None], 4, 1e4))
             block(torch.randn(1, length, 4), shared, causal_attention, 0)
