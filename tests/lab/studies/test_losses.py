@@ -22,15 +22,20 @@ LOST = Episode(
 )  # fmt: skip
 WON = Episode(
     "scienceworld", "boil", 2, "dev", "gold", "Boil water.",
-    (START, Step("focus on air", "You see no air.", 0, False), Step("focus on water", "You focus on it.", 9, False)),
+    (
+        START,
+        Step("focus on air", "No known action matches that input.", 0, False),
+        Step("focus on water", "You focus on it.", 9, False),
+    ),
 )  # fmt: skip
 
 
-def test_turns_are_the_uses_that_changed_the_score_with_what_was_seen_before() -> None:
-    lost, won = turns([LOST, WON])
-    assert (lost.task, lost.action, lost.lost) == ("melt", "focus on cup", True)
+def test_turns_are_the_uses_with_what_came_of_them_and_what_was_seen_before() -> None:
+    lost, absent, won = turns([LOST, WON])
+    assert (lost.task, lost.action, lost.outcome) == ("melt", "focus on cup", "lost")
     assert lost.context == Context("Melt lead.", "a room", (Transition("go to hall", "a hall"),))
-    assert (won.action, won.lost) == ("focus on water", False)
+    assert (absent.action, absent.outcome, absent.context.history) == ("focus on air", "absent", ())
+    assert (won.action, won.outcome) == ("focus on water", "paid")
     assert len(won.context.history) == 1
 
 
@@ -51,6 +56,7 @@ def test_losses_of_a_folder_are_counted_by_task(
     assert main(["losses", "--episodes", str(tmp_path)]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["lost"] == {"n": 1, "predicted": 2, "precision": 0.5, "recall": 1.0, "f1": pytest.approx(2 / 3)}
+    assert result["taken_for"] == {"paid": {"lost": 1}, "lost": {"lost": 1}, "absent": {"lost": 1}}
     assert result["tasks"]["melt"]["recall"] == 1
     assert result["tasks"]["boil"]["precision"] == 0
     write_episodes(tmp_path / "a.jsonl", [Episode("scienceworld", "melt", 1, "dev", "gold", "Melt lead.", (START,))])
