@@ -158,6 +158,7 @@ class Schedule:
         self.batch.add(asked.request, state)
 
 
+@pytest.mark.slow
 def test_every_random_schedule_answers_as_single_requests_do_and_leaves_no_state_behind(library):
     reference = Reference(library)
     left_early = shared = 0

@@ -116,6 +116,7 @@ def ask(client: httpx.Client, path: str, body: Json, number: str) -> httpx.Respo
     return client.post(path, content=content, headers=JSON_TYPE)
 
 
+@pytest.mark.slow
 def test_no_number_at_any_border_is_more_than_a_wrong_field(client):
     told = Description(client.get("/openapi.json").json())
     expected = completion(client, max_tokens=8)["choices"]
