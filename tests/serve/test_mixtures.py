@@ -297,6 +297,7 @@ STATUSES: set[int] = set()
     suspicious=st.lists(scripts(FOUL), min_size=1, max_size=2),
     leaving=st.lists(prompting(st.sampled_from(FOUL)), max_size=1),
 )
+@pytest.mark.slow
 def test_in_any_mix_everybody_hears_what_they_would_hear_alone(client, watch, alone, innocent, suspicious, leaving):
     some = [*innocent, *suspicious]
     expected = [alone(script) for script in some]

@@ -67,6 +67,7 @@ def run(tmp_path_factory, checkpoint) -> Path:
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_train_of_logs_exports_model_that_answers(run):
     worlds = loopwm.load(run / "model", "cpu")
     worlds.begin([Context("Room 3.", "The lamp is off.")])
@@ -95,6 +96,7 @@ def ticking() -> Any:
     return itertools.count().__next__
 
 
+@pytest.mark.slow
 def test_fine_tuning_resumes_time_and_step_after_kill(run, checkpoint, tmp_path):
     config = fine_tune_config(run / "data", checkpoint, 0)
     killed = FineTuner(config, tmp_path, 10 / 60, ticking())
@@ -114,6 +116,7 @@ def test_fine_tuning_resumes_time_and_step_after_kill(run, checkpoint, tmp_path)
     assert dev == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20]
 
 
+@pytest.mark.slow
 def test_fine_tuning_stops_if_dev_does_not_improve(run, checkpoint, tmp_path, capsys, caplog):
     tuner = FineTuner(fine_tune_config(run / "data", checkpoint, 0), tmp_path, 20 / 60, ticking())
     losses = iter([3.0, 2.0, 2.5, 2.5, 2.5])

@@ -54,6 +54,7 @@ def test_training_learns_the_blocks(run):
     assert np.mean(losses[-10:]) < np.mean(losses[:5]) / 1.5
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_ends_as_the_whole_one(run, config_file, tmp_path):
     arguments = ["--config", str(config_file), "--out", str(tmp_path / "parts")]
     assert train([*arguments, "--max-minutes", "0.005"]) == 0

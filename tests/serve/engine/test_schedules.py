@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 
 from loopwm.core.exit_rules import ExitRule, Fixed, Gate

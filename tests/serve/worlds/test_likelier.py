@@ -59,6 +59,7 @@ def imagined(worlds: LocalWorlds, asked: list[tuple]):
     return worlds.step([action for _, action in asked])
 
 
+@pytest.mark.slow
 def test_served_texts_are_the_librarys_whole_and_streamed(client, shipped, asked):
     expected = imagined(LocalWorlds(shipped), asked)
     greedy = imagined(LocalWorlds(shipped, greedy=True), asked)
@@ -84,6 +85,7 @@ def test_served_texts_are_the_librarys_whole_and_streamed(client, shipped, asked
     assert held > WINDOWS / 2
 
 
+@pytest.mark.slow
 def test_likelier_second_text_too_long_is_not_chosen(client, shipped, asked):
     whole, greedy = imagined(LocalWorlds(shipped), asked), imagined(LocalWorlds(shipped, greedy=True), asked)
     place = next(place for place, step in enumerate(whole) if step != greedy[place])
@@ -102,6 +104,7 @@ def test_likelier_second_text_too_long_is_not_chosen(client, shipped, asked):
         assert cut.finish == finish
 
 
+@pytest.mark.slow
 def test_recalled_texts_are_weighed_as_by_the_library(serving, shipped, asked):
     """What is recalled is the greedy text, which is chosen where the likelier one is not much more so, or nonsense."""
     said, greedy = imagined(LocalWorlds(shipped), asked), imagined(LocalWorlds(shipped, greedy=True), asked)
