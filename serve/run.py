@@ -33,6 +33,7 @@ from serve.generation.rate_limits import RateLimiter
 from serve.generation.service import ModelCard, Service
 from serve.http.app import create_app
 from serve.http.auth import KeyRing, read_keys
+from serve.http.logs import set_up
 from serve.http.server import Server
 from serve.limits import Limits, WorldLimits
 from serve.start import SHIPPED
@@ -41,11 +42,16 @@ from serve.worlds.sqlite import WorldFile
 from serve.worlds.steps import PrefixModel
 from serve.worlds.store import WorldStore
 
+log = logging.getLogger(__name__)
+
 SWITCH_INTERVAL = 0.0005
 """Interpreter switch interval in seconds, a tenth of Python's default."""
 
 SAMPLE = Context("Your task is to boil water.", "This room is called the kitchen. You see: \n\ta stove\n\t2 pots")
 """Text by which the checkpoint of another server is known."""
+
+BACKLOG = 256
+"""Most connections that wait to be accepted."""
 
 FIRST_DESCRIPTOR = 3
 """Of the sockets that a supervisor passes (sd_listen_fds(3))."""
@@ -54,7 +60,7 @@ FIRST_DESCRIPTOR = 3
 def run(args: argparse.Namespace) -> None:
     """Serve as the options of `serve.start` say. Raises InputError."""
     keys = None if args.api_keys is None else read_keys(args.api_keys)
-    with inherited_socket() or listen(args.host, args.port) as listener:
+    with inherited_socket() or (listen_unix(args.uds) if args.uds else listen(args.host, args.port)) as listener:
         serve(args, listener, keys)
 
 
@@ -74,10 +80,10 @@ def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | Non
     world_model, depth = load_model(args)
     model, tokenizer, config = world_model.model, world_model.tokenizer, world_model.model.config
     first, folder = min(args.model.glob("*.safetensors")), args.model.resolve().name
-    name = args.name or (SHIPPED if folder == "pretrained" else folder)
+    names = args.name or [SHIPPED if folder == "pretrained" else folder]
     limits = Limits(args.max_batch, args.max_queue, cache_bytes=args.cache_bytes)
     world_model, chosen = make_engine(args.engine, world_model, depth, limits, threads)
-    card = ModelCard(name, int(first.stat().st_mtime), chosen.max_length, depth)
+    card = ModelCard(names, int(first.stat().st_mtime), chosen.max_length, depth)
     memory = Memory.load(args.memory) if args.memory else None
     rate_limiter = RateLimiter(None if keys is None else keys.quotas)
     file = None if args.worlds_file is None else WorldFile(args.worlds_file)
@@ -95,13 +101,18 @@ def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | Non
         )
         sessions = Sessions(service, world_model, worlds, memory)
         hosts = (*args.allowed_hosts, socket.gethostname())
-        app = create_app(sessions, keys, hosts, log_json=args.access_log == "json")
-        _log_accesses(args.access_log != "off")
-        host, port = listener.getsockname()[:2]
-        if keys is None and not ip_address(host).is_loopback:
-            print(f"warning: any client that reaches {host} can use this service; set --api-keys", file=sys.stderr)
+        app = create_app(sessions, keys, hosts, args.cors_origins, args.root_path.rstrip("/"))
+        set_up(args.access_log)
+        address = listener.getsockname()
+        if listener.family == socket.AF_UNIX:
+            shown = f"unix:{address}"
+        else:
+            host, port = address[:2]
+            shown = f"http://{host}:{port}{args.root_path}/v1"
+            if keys is None and not ip_address(host).is_loopback:
+                log.warning("any client that reaches %s can use this service; set --api-keys", host)
         size = f"{model.num_parameters() / 1e6:.1f}M parameters, {args.engine or model.device.type}"
-        print(f"{name} ({size}) on http://{host}:{port}/v1", flush=True)
+        print(f"{names[0]} ({size}) on {shown}", flush=True)
         for signal_number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signal_number, lambda *_: None)  # the server raises them again after its shutdown
         if keys is not None:
@@ -157,20 +168,11 @@ def _reload_keys(path: Path, keys: KeyRing, rate_limiter: RateLimiter) -> None:
     try:
         ring = read_keys(path)
     except InputError as error:
-        print(f"error: {error}; keeping the previous keys", file=sys.stderr, flush=True)
+        log.error("%s; keeping the previous keys", error)
         return
     keys.replace(ring)
     rate_limiter.replace(ring.quotas)
-    print(f"{path}: reloaded {len(ring)} keys", file=sys.stderr, flush=True)
-
-
-def _log_accesses(on: bool) -> None:
-    """Log accesses to standard error, so that standard output has only the start-up line."""
-    log = logging.getLogger("serve.access")
-    log.propagate = False
-    if on:
-        log.setLevel(logging.INFO)
-        log.addHandler(logging.StreamHandler())
+    log.info("%s: reloaded %d keys", path, len(ring))
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -181,10 +183,25 @@ def listen(host: str, port: int) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return _without_delay(socket.create_server((host, port), family=family, backlog=256))
+        return _without_delay(socket.create_server((host, port), family=family, backlog=BACKLOG))
     except OSError as error:
         reason = (error.strerror or str(error)).partition(" (")[0]
         raise InputError(f"cannot listen on {host} port {port}: {reason}; choose another --port, or 0") from error
+
+
+def listen_unix(path: Path) -> socket.socket:
+    """Listen on a Unix socket, in place of one that nobody listens on any more. Raises InputError."""
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        with socket.socket(socket.AF_UNIX) as probe:
+            if path.is_socket() and probe.connect_ex(str(path)):
+                path.unlink()
+        listener.bind(str(path))
+    except OSError as error:
+        listener.close()
+        raise InputError(f"--uds: cannot listen on {path}: {error.strerror or error}") from error
+    listener.listen(BACKLOG)
+    return listener
 
 
 def inherited_socket() -> socket.socket | None:
@@ -200,5 +217,6 @@ def inherited_socket() -> socket.socket | None:
 
 
 def _without_delay(listener: socket.socket) -> socket.socket:
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if listener.family != socket.AF_UNIX:
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener

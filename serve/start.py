@@ -23,8 +23,10 @@ KEY=$(openssl rand -hex 24); echo "$KEY"; echo "NAME $(printf %%s "$KEY" | sha25
 
 HOSTS_HELP = """host names to answer for, in addition to addresses, localhost and this machine's name; * for any"""
 
+ORIGINS_HELP = "sites whose pages may use the service from a browser, such as https://app.example, or * for any"
 DRAIN_HELP = "seconds after SIGTERM in which requests are still taken while /ready is 503"
 PROXIES_HELP = "addresses or networks of proxies whose X-Forwarded-For names the client in the access log"
+LOG_HELP = "lines of requests on standard error; json: those of errors, too"
 DEPTH_HELP = "loops of every forward, or an exit rule such as gate:tau=0.5,limit=4; default: the checkpoint's loops"
 
 ENGINE_HELP = """vLLM server that generates in place of this process, http://HOST:PORT; it must serve the checkpoint
@@ -54,9 +56,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", type=Path, default=PACKAGED, help="checkpoint folder")
     parser.add_argument("--engine", metavar="URL", help=ENGINE_HELP)
     parser.add_argument("--memory", type=Path, nargs="+", default=[], metavar="EPISODES", help=MEMORY_HELP)
-    parser.add_argument("--name", help=f"model name for clients; default: the folder's name, or {SHIPPED}")
+    parser.add_argument("--name", nargs="+", help=f"model names for clients; default: the folder's name, or {SHIPPED}")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=_port, default=8000, help="0 for a free one")
+    parser.add_argument("--uds", type=Path, metavar="FILE", help="Unix socket to listen on, in place of host and port")
+    parser.add_argument("--root-path", default="", metavar="PREFIX", help="path under which a proxy shows the service")
+    parser.add_argument("--cors-origins", nargs="+", default=[], metavar="ORIGIN", help=ORIGINS_HELP)
     parser.add_argument("--device", choices=DEVICES, default="auto", help="auto: a GPU if there is one")
     parser.add_argument("--max-queue", type=positive, default=limits.max_queue, help="most requests that wait")
     parser.add_argument("--max-batch", type=positive, default=limits.max_batch, help="most requests in a batch")
@@ -70,7 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-worlds", type=positive, default=worlds.max_worlds, help="most worlds per key")
     parser.add_argument("--cache-bytes", type=positive, default=limits.cache_bytes, help="memory budget of KV caches")
     parser.add_argument("--allowed-hosts", nargs="+", default=[], metavar="NAME", help=HOSTS_HELP)
-    parser.add_argument("--access-log", choices=("off", "plain", "json"), default="plain", help="on standard error")
+    parser.add_argument("--access-log", choices=("off", "plain", "json"), default="plain", help=LOG_HELP)
     return parser
 
 

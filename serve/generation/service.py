@@ -59,23 +59,28 @@ class CompletionTooLongError(ValueError):
 class ModelNotFoundError(LookupError):
     """The request names another model."""
 
-    def __init__(self, name: str, served: str) -> None:
-        super().__init__(f"The model {name!r} does not exist; this service has {served!r}")
+    def __init__(self, name: str, served: Sequence[str]) -> None:
+        super().__init__(f"The model {name!r} does not exist; this service has {', '.join(map(repr, served))}")
 
 
 @dataclass(frozen=True)
 class ModelCard:
     """Description of the served model.
 
+    names: what requests call it; responses have the first.
     created: seconds since 1970.
     max_length: most tokens of prompt and completion together.
     depth: exit rule of requests that name none.
     """
 
-    name: str
+    names: Sequence[str]
     created: int
     max_length: int
     depth: ExitRule
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
 
 
 class Service:
@@ -105,8 +110,8 @@ class Service:
 
     def check_model(self, name: str | None) -> None:
         """Raise ModelNotFoundError for another model's name; None is any model."""
-        if name is not None and name != self.card.name:
-            raise ModelNotFoundError(name, self.card.name)
+        if name is not None and name not in self.card.names:
+            raise ModelNotFoundError(name, self.card.names)
 
     def admit(self, key: str, seconds: float) -> RequestContext:
         """Admit a request. Raises RateLimitError, or like `Engine.admit`."""

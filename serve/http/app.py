@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.middleware.cors import CORSMiddleware
 
 from serve import playground
 from serve.generation.service import EngineStoppedError
@@ -29,21 +30,31 @@ METRICS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"sc
 
 
 def create_app(
-    sessions: Sessions, keys: KeyRing | None = None, hosts: Collection[str] = (), log_json: bool = False
+    sessions: Sessions,
+    keys: KeyRing | None = None,
+    hosts: Collection[str] = (),
+    origins: Sequence[str] = (),
+    root_path: str = "",
 ) -> FastAPI:
-    """Create the app of a running service. Sends no CORS headers: pages of other sites cannot read its responses.
+    """Create the app of a running service.
 
     keys: None for a service without keys.
     hosts: host names to answer for.
+    origins: sites whose pages may read responses (CORS); pages of others cannot.
+    root_path: prefix of all paths, whether a proxy removes it or not.
     """
     error = {"model": errors.ErrorBody, "description": "Error"}
     responses: dict[int | str, dict[str, Any]] = {"4XX": error, "5XX": error}
-    app = FastAPI(title="LoopWM", version=VERSION, docs_url=None, redoc_url=None, responses=responses)
+    servers = [{"url": root_path}] if root_path else None
+    about: dict[str, Any] = {"title": "LoopWM", "version": VERSION, "servers": servers, "responses": responses}
+    app = FastAPI(docs_url=None, redoc_url=None, **about)
     service = sessions.service
     app.state.service, app.state.sessions = service, sessions
     app.state.games = Games(service)
     service.metrics.watch_worlds(lambda: len(sessions.store))
-    app.add_middleware(Middleware, service=service, keys=keys, hosts=hosts, log_json=log_json)
+    app.add_middleware(Middleware, service=service, keys=keys, hosts=hosts, root_path=root_path)
+    if origins:  # outside the other one: a preflight request has no key
+        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     app.add_api_route("/health", health, methods=["GET"], response_model=Health)
     app.add_api_route("/ready", ready, methods=["GET"], response_model=Health)
     app.add_api_route("/metrics", metrics, methods=["GET"], response_class=Response, responses=METRICS)
@@ -51,17 +62,17 @@ def create_app(
     for part in (openai_api, world_api, pixel_api, playground):
         app.include_router(part.router)
     errors.install(app)
-    _complete(app.openapi(), service.card.name, has_keys=keys is not None)
+    _complete(app.openapi(), service.card.names, has_keys=keys is not None)
     return app
 
 
-def _complete(description: dict[str, Any], name: str, has_keys: bool) -> None:
-    """Insert the served model's name and the key into the API description, which is built once."""
+def _complete(description: dict[str, Any], names: Sequence[str], has_keys: bool) -> None:
+    """Insert the served model's names and the key into the API description, which is built once."""
     for title, schema in description["components"]["schemas"].items():
         if "model" in schema.get("required", []):
             # A batch accepts any name: its response has an error per request.
             keyword = "examples" if title == "BatchCreate" else "enum"
-            schema["properties"]["model"] = {"type": "string", keyword: [name]}
+            schema["properties"]["model"] = {"type": "string", keyword: list(names)}
     if has_keys:
         description["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         for path in description["paths"].keys() - set(OPEN):

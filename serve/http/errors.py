@@ -16,6 +16,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
+from starlette.types import Scope
 
 from loopwm.records.template import ContextTooLongError, FormatError
 from serve.generation import service
@@ -184,12 +185,18 @@ def _path(location: Sequence[str | int]) -> str | None:
     return path or None
 
 
+def path_of(scope: Scope) -> str:
+    """Return the path of a request without the prefix that a proxy may have left."""
+    return str(scope["path"]).removeprefix(scope["root_path"])
+
+
 async def _respond(request: Request, error: Exception) -> JSONResponse:
     problem = problem_of(error)
     if problem.status == 405:
         # All methods of the path; Starlette itself lists only those of the first matching route.
         paths: dict[str, dict[str, object]] = request.app.openapi()["paths"]
-        fitting = (operations for path, operations in paths.items() if compile_path(path)[0].match(request.url.path))
+        asked = path_of(request.scope)
+        fitting = (operations for path, operations in paths.items() if compile_path(path)[0].match(asked))
         methods = sorted({method.upper() for operations in fitting for method in operations})
         problem = replace(problem, headers={"Allow": ", ".join(methods)})
     return problem.response()

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import re
 import time
 import uuid
 from collections.abc import Collection
 from ipaddress import ip_address
-from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,9 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serve.generation.rate_limits import RATES, RateLimitError
 from serve.generation.service import Service
 from serve.http.auth import OPEN, KeyRing, bearer_token
-from serve.http.errors import CLIENT_GONE, problem_of
-
-access = logging.getLogger("serve.access")
+from serve.http.errors import CLIENT_GONE, path_of, problem_of
+from serve.http.logs import CURRENT_REQUEST, access
 
 BODY_LIMIT = 1 << 20
 """Most bytes of a request body."""
@@ -39,14 +36,15 @@ class Middleware:
     """
 
     def __init__(
-        self, app: ASGIApp, service: Service, keys: KeyRing | None, hosts: Collection[str], log_json: bool
+        self, app: ASGIApp, service: Service, keys: KeyRing | None, hosts: Collection[str], root_path: str
     ) -> None:
         """Wrap an app.
 
         keys: None for a service without keys.
         hosts: accepted names beside addresses and localhost; "*" for any.
+        root_path: prefix that paths may have.
         """
-        self._app, self._service, self._keys, self._log_json = app, service, keys, log_json
+        self._app, self._service, self._keys, self._root_path = app, service, keys, root_path
         self._hosts = {name.lower() for name in hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -54,6 +52,8 @@ class Middleware:
             return await self._app(scope, receive, send)
         start, method = time.perf_counter(), scope["method"]
         status, num_bytes, started, request_id = CLIENT_GONE, 0, False, _request_id(scope)
+        CURRENT_REQUEST.set(request_id)
+        scope["root_path"] = self._root_path
         if method == "HEAD":
             scope = {**scope, "method": "GET"}  # a copy: the server itself must see HEAD, to expect no body
 
@@ -116,7 +116,7 @@ class Middleware:
         """Return the error that the request is refused with. Stores the key's name in the scope."""
         if not self._is_allowed(host := _host(scope)):
             return HTTPException(421, f"Host: {host!r} is not allowed; add it to --allowed-hosts")
-        if self._keys is not None and scope["path"] not in OPEN:
+        if self._keys is not None and path_of(scope) not in OPEN:
             name = self._keys.name_of(bearer_token(scope))
             if name is None:
                 message = "The API key is missing or unknown; send Authorization: Bearer KEY"
@@ -150,7 +150,7 @@ class Middleware:
 
     def _log(self, scope: Scope, method: str, response: dict[str, int], seconds: float, request_id: str) -> None:
         client = scope.get("client") or ("-", 0)
-        entry: dict[str, Any] = {
+        entry = {
             "client": client[0],
             "key": scope.get("key_name"),
             "method": method,
@@ -159,10 +159,7 @@ class Middleware:
             "ms": round(1000 * seconds, 1),
             "request_id": request_id,
         }
-        if self._log_json:
-            access.info("%s", json.dumps({"time": round(time.time(), 3), **entry}))
-        else:
-            access.info("%s", " ".join("-" if value is None else _plain(value) for value in entry.values()))
+        access.info(entry)
 
 
 async def _read_body(receive: Receive) -> bytes | None:
@@ -198,11 +195,6 @@ def _check_surrogates(body: bytearray) -> None:
 async def _disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _plain(value: Any) -> str:
-    """Replace characters that would add a word or a line to the log."""
-    return "".join(c if c.isprintable() and c != " " else "?" for c in str(value))
 
 
 def _request_id(scope: Scope) -> str:

@@ -36,13 +36,13 @@ router = APIRouter()
 
 @router.get("/v1/models", response_model=ModelList)
 async def list_models(service: Serving) -> dict[str, Any]:
-    return {"object": "list", "data": [_model_object(service)]}
+    return {"object": "list", "data": [_model_object(service, name) for name in service.card.names]}
 
 
 @router.get("/v1/models/{name}", response_model=ModelInfo)
 async def show_model(name: str, service: Serving) -> dict[str, Any]:
     service.check_model(name)
-    return _model_object(service)
+    return _model_object(service, name)
 
 
 @router.post("/v1/completions", response_model=Completion, responses=stream_responses("usage if requested"))
@@ -79,15 +79,10 @@ async def responses(body: ResponseBody, service: Serving, ctx: Admitted) -> Resp
     return event_stream(reply.events()) if body.stream else JSONResponse(await reply.whole())
 
 
-def _model_object(service: Service) -> dict[str, Any]:
+def _model_object(service: Service, name: str) -> dict[str, Any]:
     card = service.card
-    return {
-        "id": card.name,
-        "object": "model",
-        "created": card.created,
-        "owned_by": "loopwm",
-        "max_model_len": card.max_length,
-    }
+    model = {"id": name, "object": "model", "created": card.created, "owned_by": "loopwm"}
+    return {**model, "max_model_len": card.max_length}
 
 
 async def _scored(body: CompletionBody, service: Service, ctx: RequestContext) -> Response:

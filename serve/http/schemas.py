@@ -198,6 +198,12 @@ class WorldList(BaseModel):
     data: list[WorldInfo]
 
 
+class WorldPage(WorldList):
+    """Part of a list. has_more: more follow the last one."""
+
+    has_more: bool
+
+
 class TokenInfo(BaseModel):
     """Token of an observation. logprob: null unless requested."""
 

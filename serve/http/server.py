@@ -170,6 +170,7 @@ class Server(uvicorn.Server):
                 app,
                 http=Connection,
                 ws="none",  # uvicorn swaps the protocol of an upgrade, whose end would not be counted
+                log_config=None,
                 log_level="warning",
                 access_log=False,
                 timeout_graceful_shutdown=end,

@@ -11,7 +11,7 @@ from itertools import pairwise
 from statistics import mean
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import AfterValidator, Field
 
@@ -41,6 +41,9 @@ log = logging.getLogger(__name__)
 
 MAX_BATCH = 256
 """Most requests of a batch."""
+
+MAX_PAGE = 1000
+"""Most worlds of a page of the list."""
 
 Json = dict[str, Any]
 VISIBLE = r"[^\s\x00-\x1f\x7f-\xa0\u200b-\u200f\u2028-\u202f\u2060-\u2064\ufeff]"
@@ -191,10 +194,13 @@ async def create(body: WorldBody, worlds: Worlds, ctx: Admitted) -> Json:
     return _world(session, worlds)
 
 
-@router.get("/v1/worlds", response_model=schemas.WorldList)
-async def list_worlds(worlds: Worlds, owner: Owner) -> Json:
-    """List the key's worlds, the most recently used last."""
-    return _list(worlds.store.of(owner), worlds)
+@router.get("/v1/worlds", response_model=schemas.WorldPage)
+async def list_worlds(
+    worlds: Worlds, owner: Owner, after: str = "", limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = MAX_PAGE
+) -> Json:
+    """List the key's worlds by id, those after the id `after`."""
+    sessions = worlds.store.of(owner, after)
+    return {**_list(sessions[:limit], worlds), "has_more": len(sessions) > limit}
 
 
 @router.get("/v1/worlds/{name}", response_model=schemas.WorldInfo)

@@ -62,7 +62,7 @@ class Games:
     async def create(self, owner: str, model: str, seed: int) -> Session:
         """Begin a game. Raises ModelNotFoundError, UnsupportedError or TooManyWorldsError."""
         if model not in MODELS:
-            raise ModelNotFoundError(model, ", ".join(MODELS))
+            raise ModelNotFoundError(model, tuple(MODELS))
         self._check_room(owner)
         game, keyboard = await self._run(partial(_open, model, seed))
         self._check_room(owner)  # other games may have begun meanwhile

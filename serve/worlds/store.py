@@ -10,6 +10,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from loopwm.core.exit_rules import ExitRule, name_of, read_rule
@@ -133,6 +134,9 @@ class Session:
         return Change(self.id, {**fields, "tokens": self.tokens, "used": self.used}, self.answer)
 
 
+_id = attrgetter("id")
+
+
 def _size(log: WorldLog, answer: Answer | None) -> int:
     """Return the bytes of stored text."""
     return log.size + sum(map(len, answer or ()))
@@ -236,10 +240,10 @@ class WorldStore:
         self._touch(session)
         return session
 
-    def of(self, owner: str) -> list[Session]:
-        """Return all sessions of an owner, the most recently used last."""
+    def of(self, owner: str, after: str = "") -> list[Session]:
+        """Return the sessions of an owner whose ids follow `after`, by id: use does not change their order."""
         self._expire()
-        return [session for session in self._sessions.values() if session.owner == owner]
+        return sorted((one for one in self._sessions.values() if one.owner == owner and one.id > after), key=_id)
 
     @contextmanager
     def changing(self, name: str, owner: str, step_id: str | None = None) -> Iterator[Session]:

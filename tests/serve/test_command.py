@@ -21,7 +21,7 @@ from loopwm.core.exit_rules import RULES, Fixed
 from loopwm.records.command import missing_package
 from loopwm.text.model.configuration import PRESETS, LoopWMConfig
 from loopwm.text.model.modeling import LoopWMForCausalLM
-from serve.run import listen
+from serve.run import listen, listen_unix
 from serve.start import build_parser, main
 from tests.fixtures.windows import episode
 
@@ -189,7 +189,7 @@ def test_the_key_file_is_read_again_when_told_and_nothing_that_runs_is_dropped(c
             assert read_again() == f"error: {keys}, line 3: {wrong}\n"
             assert (ask("old").status_code, ask("new").status_code) == (200, 401)
             keys.write_text(key_line("new", "requests=2"))
-            assert read_again() == f"{keys}: reloaded 1 keys\n"
+            assert read_again() == f"info: {keys}: reloaded 1 keys\n"
             assert (ask("old").status_code, ask("new").status_code) == (401, 200)
             assert ask("new").headers["x-ratelimit-remaining-requests"] == "0"
             assert ask("new").status_code == 429
@@ -219,6 +219,34 @@ def test_it_serves_under_the_folders_name_and_finishes_what_runs_when_told_to_en
             next(lines)
             server.send_signal(signal.SIGTERM)
             assert "data: [DONE]" in list(lines)
+        assert server.wait() == 0
+
+
+def test_a_unix_socket_takes_the_place_of_one_that_was_left_behind_and_of_nothing_else(capsys, tmp_path):
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    with listen_unix(path) as living:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+            living.accept()[0].close()
+        assert refusal(capsys, "--uds", str(path)) == f"error: --uds: cannot listen on {path}: Address already in use\n"
+    path.unlink()
+    path.write_text("a file")
+    refusal(capsys, "--uds", str(path))
+    assert path.read_text() == "a file"
+
+
+@pytest.mark.slow
+def test_it_serves_several_names_on_a_unix_socket(checkpoint, tmp_path):
+    path = tmp_path / "socket"
+    command = [sys.executable, "-m", "serve", "--model", str(checkpoint), "--uds", str(path), "--name", "one", "two"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server, ended(server):
+        assert server.stdout.readline().endswith(f" on unix:{path}\n")
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost") as client:
+            assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["one", "two"]
+            assert client.post("/v1/completions", json={"model": "two", "prompt": "boil"}).json()["model"] == "one"
+        server.send_signal(signal.SIGTERM)
         assert server.wait() == 0
 
 

@@ -37,8 +37,9 @@ def text_of(client, **fields: Any) -> str:
 
 
 def test_models_and_health(client):
-    assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["tiny"]
-    assert client.get("/v1/models/tiny").json()["object"] == "model"
+    assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["tiny", "tiny-alias"]
+    assert client.get("/v1/models/tiny-alias").json()["id"] == "tiny-alias"
+    assert client.post("/v1/completions", json={"model": "tiny-alias", "prompt": "boil"}).json()["model"] == "tiny"
     assert client.get("/health").json()["status"] == "ok"
 
 

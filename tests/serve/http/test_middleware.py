@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import logging
 import socket
@@ -15,24 +16,27 @@ import httpx
 import pytest
 
 from serve.http import server
+from serve.http.auth import KeyRing
+from serve.http.logs import JsonFormatter, PlainFormatter, access
 from tests.fixtures import service
 from tests.fixtures.service import wait_until
 from tests.serve.http.test_http import check_error, post_without_reading, send_post
 from tests.serve.worlds.test_worlds import create
 
+SECRET = "alice-has-this-key"
 SHORT = 0.3
 """Seconds in the place of half a minute."""
 
 
 class Lines(logging.Handler):
-    """Collects the access log."""
+    """Collects the log's lines."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
+        self.lines.append(self.format(record))
 
     def about(self, request_id: str) -> str:
         """The one line of a request. It is written when the last byte of the answer is on its way."""
@@ -43,19 +47,29 @@ class Lines(logging.Handler):
 
 @pytest.fixture
 def log() -> Iterator[Lines]:
-    lines, access = Lines(), logging.getLogger("serve.access")
-    before = access.level
-    access.addHandler(lines)
+    lines, root, before = Lines(), logging.getLogger(), access.level
+    lines.setFormatter(PlainFormatter())
+    root.addHandler(lines)
     access.setLevel(logging.INFO)
     yield lines
-    access.removeHandler(lines)
+    root.removeHandler(lines)
     access.setLevel(before)
+
+
+@pytest.fixture
+def json_log(log) -> Lines:
+    log.setFormatter(JsonFormatter())
+    return log
+
+
+PREFIX, SITE = "/imagine", "https://app.example"
 
 
 @pytest.fixture(scope="module")
 def named(serving, tiny_model) -> Iterator[httpx.Client]:
-    """A service with a name and a log in JSON."""
-    with serving(tiny_model, hosts=("World.example",), log_json=True) as client:
+    """A service with a name, under a path, for pages of another site and with a key, SECRET."""
+    keys = KeyRing({"alice": hashlib.sha256(SECRET.encode()).hexdigest()})
+    with serving(tiny_model, hosts=("World.example",), keys=keys, origins=[SITE], root_path=PREFIX) as client:
         yield client
 
 
@@ -108,7 +122,46 @@ def test_a_fault_is_logged_and_counted_as_what_was_answered(client, log, monkeyp
     monkeypatch.setattr("serve.http.openai._model_object", fault)
     answer = client.get("/v1/models", headers={"X-Request-Id": "faulty-1"})
     check_error(answer, 500, None)
-    assert (answer.headers["X-Request-Id"], " 500 " in log.about("faulty-1")) == ("faulty-1", True)
+    assert answer.headers["X-Request-Id"] == "faulty-1"
+    assert wait_until(lambda: len(log.lines) == 2)
+    line, fault = log.lines
+    assert " 500 " in line
+    assert fault.startswith("error: request faulty-1: ")
+    assert fault.endswith("RuntimeError: broken")
+
+
+def test_the_traceback_of_a_fault_is_one_object_of_the_log_in_json(client, json_log, monkeypatch):
+    monkeypatch.setattr("serve.http.openai._model_object", None)
+    client.get("/v1/models", headers={"X-Request-Id": "faulty-2"})
+    assert wait_until(lambda: len(json_log.lines) == 2)
+    line, fault = map(json.loads, json_log.lines)
+    assert {line["request_id"], fault["request_id"]} == {"faulty-2"}
+    assert (fault["level"], fault["exception"].splitlines()[-1]) == (
+        "error",
+        "TypeError: 'NoneType' object is not callable",
+    )
+
+
+def test_a_page_of_a_named_site_may_use_the_service_and_no_other(named, client):
+    asked = {"Origin": SITE, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    preflight = named.options("/v1/worlds", headers=asked)  # browsers send no key with it
+    assert (preflight.status_code, preflight.headers["Access-Control-Allow-Origin"]) == (200, SITE)
+    assert "authorization" in preflight.headers["Access-Control-Allow-Headers"]
+    refused = named.post("/v1/worlds", headers={"Origin": SITE})  # a page may read that its key is wrong
+    assert (refused.status_code, refused.headers["Access-Control-Allow-Origin"]) == (401, SITE)
+    evil = named.get("/health", headers={"Origin": "https://evil.example"})
+    for other in (evil, client.get("/health", headers=asked)):
+        assert "Access-Control-Allow-Origin" not in other.headers
+
+
+@pytest.mark.parametrize("prefix", ["", PREFIX], ids=["removed", "left"])
+def test_behind_a_path_the_service_answers_whether_its_proxy_removes_it_or_not(named, prefix):
+    assert named.get(f"{prefix}/health").status_code == 200
+    assert named.get(f"{prefix}/v1/models").status_code == 401
+    headers = {"Authorization": f"Bearer {SECRET}"}
+    assert named.get(f"{prefix}/v1/models", headers=headers).status_code == 200
+    assert named.put(f"{prefix}/v1/models", headers=headers).headers["Allow"] == "GET"
+    assert named.get(f"{prefix}/openapi.json").json()["servers"] == [{"url": PREFIX}]
 
 
 def test_a_connection_that_says_nothing_is_closed(client, monkeypatch):
@@ -295,9 +348,9 @@ def test_no_path_writes_a_line_of_its_own(client, log):
     assert log.about("plain-2").split(" ")[3] == "/a?b?c?[31m"
 
 
-def test_the_log_in_json_says_the_same_and_when(named, log):
-    named.get("/a%0Ab", headers={"X-Request-Id": "json-1"})
-    told: dict[str, Any] = json.loads(log.about("json-1"))
+def test_the_log_in_json_says_the_same_and_when(client, json_log):
+    client.get("/a%0Ab", headers={"X-Request-Id": "json-1"})
+    told: dict[str, Any] = json.loads(json_log.about("json-1"))
     assert {"time", "client", "key", "method", "path", "status", "bytes", "ms", "request_id"} == told.keys()
     assert (told["method"], told["path"], told["status"], told["key"]) == ("GET", "/a\nb", 404, None)
 

@@ -24,7 +24,7 @@ from serve.worlds.sessions import Sessions
 from serve.worlds.steps import explore
 from tests.fixtures.engine import run
 from tests.fixtures.service import assert_alike, live_states, wait_until
-from tests.serve.http.test_http import events
+from tests.serve.http.test_http import check_error, events
 
 GOAL, SEEN = "Your task is to boil water.", "This room is called the kitchen. You see a stove and a pot."
 TOKENS = 12
@@ -455,3 +455,17 @@ def test_a_checkpoint_without_heads_refuses_plans_and_summaries_and_steps_withou
         unread = client.post(f"/v1/worlds/{name}/actions", json={"candidates": ["wait"], "decode": False})
         assert {r.json()["error"]["code"] for r in (plan, monitor, unread)} == {"unsupported_by_model"}
         assert step(client, name, "wait", decode="none")["steps"][0]["reward"] is None
+
+
+def test_worlds_are_listed_a_page_at_a_time_though_they_are_used_meanwhile(worlds_client):
+    names = sorted(create(worlds_client) for _ in range(5))
+    listed, after, more = [], "", True
+    while more:
+        page = worlds_client.get("/v1/worlds", params={"limit": 2, "after": after}).json()
+        listed += [world["id"] for world in page["data"]]
+        assert len(page["data"]) <= 2
+        after, more = listed[-1], page["has_more"]
+        worlds_client.get(f"/v1/worlds/{listed[0]}")
+    assert listed == sorted(set(listed))
+    assert set(names) <= set(listed)
+    check_error(worlds_client.get("/v1/worlds", params={"limit": 0}), 400, "limit", "greater than or equal to 1")
