@@ -195,8 +195,8 @@ async def _respond(request: Request, error: Exception) -> JSONResponse:
     if problem.status == 405:
         # All methods of the path; Starlette itself lists only those of the first matching route.
         paths: dict[str, dict[str, object]] = request.app.openapi()["paths"]
-        asked = path_of(request.scope)
-        fitting = (operations for path, operations in paths.items() if compile_path(path)[0].match(asked))
+        target = path_of(request.scope)
+        fitting = (operations for path, operations in paths.items() if compile_path(path)[0].match(target))
         methods = sorted({method.upper() for operations in fitting for method in operations})
         problem = replace(problem, headers={"Allow": ", ".join(methods)})
     return problem.response()
