@@ -57,6 +57,7 @@ CHUNK = 64
 START_SECONDS = 1800
 
 LIMITS = ["--max-model-len", str(LENGTH), "--block-size", str(BLOCK), "--max-num-seqs", str(SEQUENCES)]
+LIMITS += ["--enforce-eager"]
 WHOLE = ["--max-num-batched-tokens", str(2 * LENGTH)]
 NO_PREFIX = ["--no-enable-prefix-caching"]
 
@@ -173,13 +174,13 @@ def _wait(client: httpx.Client, process: subprocess.Popen[bytes], log: Path) -> 
     raise InputError(f"{log}: a server did not start: {log.read_text()[-2000:]}")
 
 
-def our_server(model: Path) -> list[str]:
-    options = ["--max-batch", str(SEQUENCES), "--access-log", "off", "--device", "cpu", "--port"]
+def our_server(model: Path, sequences: int = SEQUENCES) -> list[str]:
+    options = ["--max-batch", str(sequences), "--access-log", "off", "--device", "cpu", "--port"]
     return [sys.executable, "-m", "serve", "--model", str(model), *options]
 
 
-def vllm_server(model: Path, arm: Arm) -> list[str]:
-    options = ["--dtype", "float32", "--enforce-eager", "--host", "127.0.0.1", *LIMITS, *arm.options, "--port"]
+def vllm_server(model: Path, options: Sequence[str]) -> list[str]:
+    options = ["--dtype", "float32", "--host", "127.0.0.1", *options, "--port"]
     return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), *options]
 
 
@@ -217,7 +218,8 @@ def report(model: Path, windows: int, out: Path, arms: Sequence[str], say: Calla
     ours, _ = answers(our_server(model), prompts, end, out / "service.json")
     good, summary = True, {}
     for name in arms:
-        theirs, metrics = answers(vllm_server(model, ARMS[name]), prompts, end, out / f"{name}.json")
+        command = vllm_server(model, [*LIMITS, *ARMS[name].options])
+        theirs, metrics = answers(command, prompts, end, out / f"{name}.json")
         metrics["cut_prompts"] = cut_prompts(prompts, out / f"{name}.log")
         differences, ran = compare(ours, theirs), metrics.get(ARMS[name].counter, 0.0)
         good = good and passes(differences, len(prompts)) and ran > 0

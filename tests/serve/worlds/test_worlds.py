@@ -462,10 +462,14 @@ def test_worlds_are_listed_a_page_at_a_time_though_they_are_used_meanwhile(world
     listed, after, more = [], "", True
     while more:
         page = worlds_client.get("/v1/worlds", params={"limit": 2, "after": after}).json()
-        listed += [world["id"] for world in page["data"]]
+        assert all(world["id"] > after for world in page["data"])
         assert len(page["data"]) <= 2
+        listed += [world["id"] for world in page["data"]]
         after, more = listed[-1], page["has_more"]
         worlds_client.get(f"/v1/worlds/{listed[0]}")
     assert listed == sorted(set(listed))
     assert set(names) <= set(listed)
+    limits = {"all": len(listed), "all but one": len(listed) - 1}
+    pages = {name: worlds_client.get("/v1/worlds", params={"limit": limit}).json() for name, limit in limits.items()}
+    assert {name: page["has_more"] for name, page in pages.items()} == {"all": False, "all but one": True}
     check_error(worlds_client.get("/v1/worlds", params={"limit": 0}), 400, "limit", "greater than or equal to 1")
