@@ -66,17 +66,7 @@ def run(args: argparse.Namespace) -> None:
 
 def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | None) -> None:
     """Load the checkpoint and serve on the socket until SIGINT or SIGTERM. Raises InputError."""
-    keep_for_reuse()
-    # The process may be restricted to some of the CPUs.
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = torch.get_num_threads() if "OMP_NUM_THREADS" in os.environ else processors
-    # Only the engine's thread may use several threads: a second OpenMP pool, even idle, makes the threads sleep
-    # between operations, and a forward takes twice as long.
-    torch.set_num_threads(1)
-    # The engine releases the interpreter lock at each operation and may wait this long to reacquire it.
-    sys.setswitchinterval(SWITCH_INTERVAL)
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
+    threads = _prepare_process()
     world_model, depth = load_model(args)
     model, tokenizer, config = world_model.model, world_model.tokenizer, world_model.model.config
     first, folder = min(args.model.glob("*.safetensors")), args.model.resolve().name
@@ -101,24 +91,43 @@ def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | Non
         )
         sessions = Sessions(service, world_model, worlds, memory)
         hosts = (*args.allowed_hosts, socket.gethostname())
-        app = create_app(sessions, keys, hosts, args.cors_origins, args.root_path.rstrip("/"))
+        app = create_app(sessions, keys, hosts, args.cors_origins, args.root_path)
         set_up(args.access_log)
-        address = listener.getsockname()
-        if listener.family == socket.AF_UNIX:
-            shown = f"unix:{address}"
-        else:
-            host, port = address[:2]
-            shown = f"http://{host}:{port}{args.root_path}/v1"
-            if keys is None and not ip_address(host).is_loopback:
-                log.warning("any client that reaches %s can use this service; set --api-keys", host)
+        where = _address(listener, args.root_path, warn=keys is None)
         size = f"{model.num_parameters() / 1e6:.1f}M parameters, {args.engine or model.device.type}"
-        print(f"{names[0]} ({size}) on {shown}", flush=True)
+        print(f"{names[0]} ({size}) on {where}", flush=True)
         for signal_number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signal_number, lambda *_: None)  # the server raises them again after its shutdown
         if keys is not None:
             signal.signal(signal.SIGHUP, lambda *_: _reload_keys(args.api_keys, keys, rate_limiter))
         settle()
         Server(app, service, args.grace, args.drain_seconds, args.trusted_proxies).run([listener])
+
+
+def _prepare_process() -> int:
+    """Set the process up for one busy thread, the engine's; return how many that one may use."""
+    keep_for_reuse()
+    # The process may be restricted to some of the CPUs.
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = torch.get_num_threads() if "OMP_NUM_THREADS" in os.environ else processors
+    # Only the engine's thread may use several threads: a second OpenMP pool, even idle, makes the threads sleep
+    # between operations, and a forward takes twice as long.
+    torch.set_num_threads(1)
+    # The engine releases the interpreter lock at each operation and may wait this long to reacquire it.
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    return threads
+
+
+def _address(listener: socket.socket, root_path: str, warn: bool) -> str:
+    """Return what clients connect to. warn: log if that is anybody on the network."""
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
+    host, port = listener.getsockname()[:2]
+    if warn and not ip_address(host).is_loopback:
+        log.warning("any client that reaches %s can use this service; set --api-keys", host)
+    return f"http://{host}:{port}{root_path}/v1"
 
 
 def load_model(args: argparse.Namespace) -> tuple[WorldModel, ExitRule]:

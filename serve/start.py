@@ -60,7 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=_port, default=8000, help="0 for a free one")
     parser.add_argument("--uds", type=Path, metavar="FILE", help="Unix socket to listen on, in place of host and port")
-    parser.add_argument("--root-path", default="", metavar="PREFIX", help="path under which a proxy shows the service")
+    parser.add_argument("--root-path", type=_prefix, default="", metavar="PATH", help="where a proxy shows the service")
     parser.add_argument("--cors-origins", nargs="+", default=[], metavar="ORIGIN", help=ORIGINS_HELP)
     parser.add_argument("--device", choices=DEVICES, default="auto", help="auto: a GPU if there is one")
     parser.add_argument("--max-queue", type=positive, default=limits.max_queue, help="most requests that wait")
@@ -83,6 +83,12 @@ def _port(text: str) -> int:
     if not text.isdigit() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"must be a port, 0 to 65535, got {text!r}")
     return int(text)
+
+
+def _prefix(text: str) -> str:
+    if not text.startswith("/"):
+        raise argparse.ArgumentTypeError(f"must begin with /, got {text!r}")
+    return text.rstrip("/")
 
 
 def main(arguments: list[str] | None = None) -> int:

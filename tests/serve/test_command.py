@@ -59,6 +59,7 @@ def test_options_come_from_the_line_then_from_variables_then_from_a_file(tmp_pat
         ("max-bach: 2\n", "did you mean --max-batch?"),
         ("max-batch: none\n", "--max-batch: must be a whole number >= 1, got 'none'"),
         ("max-batch: [1\n", "service.yaml"),
+        ("root-path: small\n", "--root-path: must begin with /, got 'small'"),
         (None, "service.yaml"),
     ],
 )
