@@ -86,7 +86,7 @@ def _port(text: str) -> int:
 
 
 def _prefix(text: str) -> str:
-    if not text.startswith("/"):
+    if text and not text.startswith("/"):
         raise argparse.ArgumentTypeError(f"must begin with /, got {text!r}")
     return text.rstrip("/")
 
