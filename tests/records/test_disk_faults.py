@@ -104,7 +104,7 @@ WRITERS = {
     "frames": Writer(DATA_PREP, collect_frames),
     "tokenize": Writer(DATA_PREP, tokenize("new"), tokenize("old"), lambda _: "", "index.json"),
     "import": Writer(DATA_PREP, import_logs("new"), import_logs("old"), lambda _: "", "train.jsonl.xz"),
-    "eval": Writer("eval.main:main", evaluate, appended=("predictions.jsonl",)),
+    "eval": Writer("eval.__main__:main", evaluate, appended=("predictions.jsonl",)),
     "training": Writer(
         "loopwm.training.__main__:main",
         train,
