@@ -7,7 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from eval.scores.intervals import Values, interval95
+from eval.scores.intervals import Values, resampled_means
+
+
+def interval95(values: Values) -> Values:
+    """Return percentile bounds of the columns' means, one row a game. values: (n, metrics), n >= 1; (2, metrics)."""
+    return np.percentile(resampled_means(values), [2.5, 97.5], axis=0)
 
 
 def estimate(values: Values) -> dict[str, Any]:

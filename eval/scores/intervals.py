@@ -38,11 +38,6 @@ def resampled_means(values: Values) -> Values:
     return _weights(len(values)) @ values
 
 
-def interval95(values: Values) -> Values:
-    """Return percentile bounds of the columns' means, one row a game. values: (n, metrics), n >= 1; (2, metrics)."""
-    return np.percentile(resampled_means(values), [2.5, 97.5], axis=0)
-
-
 def by_game(values: Values, games: Games) -> tuple[Values, Values]:
     """Return sums of the columns (G, metrics) and numbers of rows (G,) of each game.
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.scores.intervals import interval95
+from lab.estimates import interval95
 from loopwm.pixel.gym import real_environment
 from loopwm.records.errors import InputError
 

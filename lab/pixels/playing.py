@@ -13,7 +13,7 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from eval.scores.intervals import interval95
+from lab.estimates import interval95
 from loopwm.pixel.agents.agent_trainer import LEARNER
 from loopwm.pixel.agents.config import AgentConfig, agent_config
 from loopwm.pixel.agents.learner import Learner

@@ -18,7 +18,7 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from eval.scores.intervals import interval95
+from lab.estimates import interval95
 from lab.pixels.playing import STEPS, Trained, load_agent, read_config
 from loopwm.pixel.agents.actor_critic_learner import ActorCriticPlayer
 from loopwm.pixel.gym import real_environments

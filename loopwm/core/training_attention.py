@@ -50,11 +50,16 @@ class _Blockwise(Function):
         # Scale the queries: one product less than scaling all scores.
         q_BGRLE = (q_BHLE * q_BHLE.shape[-1] ** -0.5).unflatten(1, (k_BGSE.shape[1], -1))
         out_BGRLE, weights = torch.empty_like(q_BGRLE), []
-        for start, end, keys in _blocks(q_BGRLE.shape[3], None if visible is None else visible.shape[1]):
-            hidden = _after(start, end, q_BHLE.device) if visible is None else ~visible[start:end]
-            block = q_BGRLE[..., start:end, :]
+        for start in range(0, q_BGRLE.shape[3], QUERY_BLOCK):
+            block = q_BGRLE[..., start : start + QUERY_BLOCK, :]
+            end = start + block.shape[3]
+            if visible is None:
+                seen = q_BHLE.new_ones(end - start, end, dtype=torch.bool).tril(start)
+            else:
+                seen = visible[start:end]
+            keys = seen.shape[1]
             scores = block.flatten(2, 3) @ k_BGSE[:, :, :keys].mT
-            scores.view(*block.shape[:-1], keys).masked_fill_(hidden, -math.inf)
+            scores.view(*block.shape[:-1], keys).masked_fill_(~seen, -math.inf)
             weights.append(scores.softmax(-1))
             out_BGRLE[..., start:end, :] = (weights[-1] @ v_BGSE[:, :, :keys]).view(block.shape)
         ctx.save_for_backward(q_BGRLE, k_BGSE, v_BGSE, *weights)
@@ -78,15 +83,3 @@ class _Blockwise(Function):
             start = end
         scale = q_BGRLE.shape[-1] ** -0.5
         return (grad_q * scale).flatten(1, 2), grad_k.to(k_BGSE.dtype), grad_v.to(v_BGSE.dtype), None
-
-
-def _blocks(length: int, keys: int | None) -> list[tuple[int, int, int]]:
-    """Return start, end and number of keys of each block of queries; `keys` None for causal."""
-    starts = range(0, length, QUERY_BLOCK)
-    ends = [min(length, start + QUERY_BLOCK) for start in starts]
-    return [(start, end, keys or end) for start, end in zip(starts, ends, strict=True)]
-
-
-def _after(start: int, end: int, device: torch.device) -> Tensor:
-    """Return (end - start, end) bool, True for keys after the query."""
-    return torch.ones(end - start, end, dtype=torch.bool, device=device).triu(start + 1)

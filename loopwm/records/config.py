@@ -27,9 +27,23 @@ def check_numbers(config: Any, positive: Mapping[str, Sequence[str]]) -> None:
                 raise InputError(f"{section}.{key}: must {bound} 0, got {value}")
 
 
-def typed(cls: type[T], raw: dict[str, Any]) -> T:
-    """Convert sections to the dataclass `cls`. Raises InputError."""
-    return _build(cls, raw, "")
+def typed(cls: type[T], raw: dict[str, Any], prefix: str = "") -> T:
+    """Convert sections to the dataclass `cls`. Raises InputError that starts with `prefix`."""
+    hints = typing.get_type_hints(cls)
+    unknown = set(raw) - set(hints)
+    if unknown:
+        raise InputError(f"{prefix}{min(unknown)}: unknown key; known: {', '.join(sorted(hints))}")
+    nothing = dataclasses.MISSING
+    required = {f.name for f in dataclasses.fields(cls) if f.default is nothing and f.default_factory is nothing}
+    if missing := required - set(raw):
+        raise InputError(f"{prefix}{min(missing)}: missing")
+    values = {key: _convert(hints[key], value, prefix + key) for key, value in raw.items()}
+    try:
+        return cls(**values)
+    except InputError:
+        raise
+    except ValueError as error:  # of a section that a system brings along
+        raise InputError(f"{prefix}{error}") from error
 
 
 def read_sections(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -63,29 +77,11 @@ def _apply_override(raw: dict[str, Any], override: str) -> None:
         raise InputError(f"override {override!r}: not YAML: {' '.join(str(error).split())}") from error
 
 
-def _build(cls: type, raw: dict[str, Any], prefix: str) -> Any:
-    hints = typing.get_type_hints(cls)
-    unknown = set(raw) - set(hints)
-    if unknown:
-        raise InputError(f"{prefix}{min(unknown)}: unknown key; known: {', '.join(sorted(hints))}")
-    nothing = dataclasses.MISSING
-    required = {f.name for f in dataclasses.fields(cls) if f.default is nothing and f.default_factory is nothing}
-    if missing := required - set(raw):
-        raise InputError(f"{prefix}{min(missing)}: missing")
-    values = {key: _convert(hints[key], value, prefix + key) for key, value in raw.items()}
-    try:
-        return cls(**values)
-    except InputError:
-        raise
-    except ValueError as error:  # of a section that a system brings along
-        raise InputError(f"{prefix}{error}") from error
-
-
 def _convert(hint: Any, value: Any, name: str) -> Any:
     """Convert `value` to the annotated type. Raises InputError naming the key."""
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         if isinstance(value, dict):
-            return _build(hint, value, f"{name}.")
+            return typed(hint, value, f"{name}.")
         raise InputError(f"{name}: expected a section, got {value!r}")
     origin = typing.get_origin(hint)
     if origin is Literal:

@@ -131,7 +131,7 @@ class WorldModel:
         """
         state, latent = at_slots
         state = history if self.slots.in_trunk else state
-        return World.at_h_0(history, state, latent[None].clone(), depth, (0,))
+        return World(history, state, latent[None].clone(), depth, 0, (0,), ((),))
 
     @torch.inference_mode()
     def advance(self, world: World, actions: Sequence[str], depth: int | ExitRule | None = None) -> World:
@@ -406,7 +406,8 @@ class WorldModel:
         """Run the slots of h_0 after a history, in a fork that is kept if later steps attend to them."""
         state = history.fork()
         out = self._feed(state, [self.slots.after_action] * len(cut), Fixed(depth.limit))
-        return World.at_h_0(history, history if self.slots.in_trunk else state, self._slots(out), depth, cut)
+        state = history if self.slots.in_trunk else state
+        return World(history, state, self._slots(out), depth, 0, cut, ((),) * len(cut))
 
     def _slots(self, out: _Pass) -> Tensor:
         """Return h_k (B, M, D) at the slots, which are the last columns."""

@@ -35,13 +35,6 @@ class World:
     steps_cut: tuple[int, ...]
     loops: tuple[tuple[int, ...], ...]
 
-    @classmethod
-    def at_h_0(
-        cls, history: KVCache, state: KVCache, latent: Tensor, depth: ExitRule, steps_cut: tuple[int, ...]
-    ) -> World:
-        """Build worlds without imagined steps."""
-        return cls(history, state, latent, depth, 0, steps_cut, ((),) * len(steps_cut))
-
     def __len__(self) -> int:
         return len(self.latent)
 

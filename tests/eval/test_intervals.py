@@ -15,7 +15,6 @@ from eval.scores.intervals import (
     fraction_interval95,
     game_interval95,
     game_standard_errors,
-    interval95,
 )
 
 Values = NDArray[np.float64]
@@ -59,9 +58,10 @@ def test_the_order_of_the_windows_does_not_matter() -> None:
 
 def test_windows_that_are_copies_of_one_another_make_no_interval_narrower() -> None:
     values, games = some_windows()
-    copied = game_interval95(np.repeat(values, 4, axis=0), [game for game in games for _ in range(4)])
+    repeated = np.repeat(values, 4, axis=0)
+    copied = game_interval95(repeated, [game for game in games for _ in range(4)])
     np.testing.assert_allclose(copied, game_interval95(values, games), atol=1e-12)
-    alone = interval95(np.repeat(values, 4, axis=0))
+    alone = game_interval95(repeated, range(len(repeated)))
     assert ((alone[1] - alone[0]) < 0.6 * (copied[1] - copied[0])).all()
 
 
@@ -70,7 +70,6 @@ def test_with_one_window_a_game_the_interval_has_the_normal_width() -> None:
     low, high = game_interval95(values, range(400))[:, 0]
     assert low == pytest.approx(0.5 - 1.96 * 0.025, abs=0.006)
     assert high == pytest.approx(0.5 + 1.96 * 0.025, abs=0.006)
-    np.testing.assert_allclose(interval95(values)[:, 0], [low, high])
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 50])

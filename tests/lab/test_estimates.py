@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from eval.scores.intervals import RESAMPLES, SEED
-from lab.estimates import over_runs
+from eval.scores.intervals import RESAMPLES, SEED, game_interval95
+from lab.estimates import interval95, over_runs
 
 WON = [
     {"won": {"cloned": [0.0, 100.0, 0.0, 100.0], "imagined": [100.0, 100.0, 0.0, 0.0]}},
@@ -23,6 +23,11 @@ def test_over_runs_resamples_games_of_the_mean_over_runs() -> None:
     gains = [np.repeat(imagined - cloned, count).mean() for count in counts]
     assert results["difference"]["won"]["mean"] == pytest.approx(np.mean(imagined - cloned))
     assert results["difference"]["won"]["ci95"] == pytest.approx(np.percentile(gains, [2.5, 97.5]))
+
+
+def test_interval_of_one_value_a_game_is_that_of_games() -> None:
+    values = np.array([[0.0], [1.0]] * 200)
+    np.testing.assert_allclose(interval95(values), game_interval95(values, range(400)))
 
 
 def test_over_runs_of_one_run_is_its_own_mean() -> None:

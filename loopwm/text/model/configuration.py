@@ -16,7 +16,7 @@ AUTO_MAP = {
     "AutoModel": "auto.LoopWMModel",
     "AutoModelForCausalLM": "auto.LoopWMForCausalLM",
 }
-"""Classes that the Auto classes load from a checkpoint folder; `loopwm/text/model/auto.py` is saved there."""
+"""Classes that the Auto classes load from a checkpoint folder; `loopwm/pretrained/auto.py` is saved there."""
 
 COLUMNS = ("attention.q_proj", "attention.k_proj", "attention.v_proj", "mlp.gate_proj", "mlp.up_proj")
 ROWS = ("attention.o_proj", "mlp.down_proj")

@@ -34,6 +34,7 @@ from loopwm.core.depth import DepthPlan
 from loopwm.core.exit_rules import ExitRule, as_rule
 from loopwm.core.kv_cache import KVCache, RaggedBatch
 from loopwm.core.looped import CoreOutput, LoopedCore
+from loopwm.records.files import PACKAGED
 from loopwm.runtime import attention_products
 from loopwm.text.data.tree_attention import BranchMask, PackedMask, TreeMask, tree_attention
 from loopwm.text.model.attention import AttentionSlot, CopyAttention, RewardAttention
@@ -67,7 +68,7 @@ class LoopWMPreTrainedModel(PreTrainedModel):
         """Save as in transformers, with the file that `auto_map` names, readable by whoever may read the others."""
         super().save_pretrained(save_directory, *args, **kwargs)
         folder = Path(save_directory)
-        shutil.copyfile(Path(__file__).with_name("auto.py"), folder / "auto.py")
+        (folder / "auto.py").write_bytes((PACKAGED / "auto.py").read_bytes())
         for weights in folder.glob("*.safetensors"):  # which safetensors writes for their owner only
             shutil.copymode(folder / "config.json", weights)
 
