@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loopwm.records.errors import InputError
+from loopwm.records.errors import InputError, naming
 from loopwm.records.files import PACKAGED
 
 if TYPE_CHECKING:
@@ -48,7 +48,5 @@ def connected(args: argparse.Namespace) -> Iterator[Client]:
 
 def read_text(option: str, path: Path) -> str:
     """Return the file's text. Raises InputError, which names the option."""
-    try:
+    with naming(f"{option}: ", (OSError, ValueError)):
         return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise InputError(f"{option}: {error}") from error

@@ -9,7 +9,7 @@ import torch
 
 from eval.scores.predictions import Prediction
 from loopwm.core.exit_rules import ExitRule, Fixed, format_rule, parse_rule
-from loopwm.records.errors import InputError
+from loopwm.records.errors import InputError, naming
 from loopwm.records.files import sha256_of_files
 from loopwm.records.template import LONGEST_OBSERVATION, Context, ContextKind, FormatError, window_context
 from loopwm.records.training_episodes import TrainingEpisodes
@@ -37,15 +37,11 @@ class CheckpointPredictor:
         device: torch.device | None = None,
         memory: Sequence[Path] = (),
     ) -> None:
-        try:
+        with naming("--model: "):
             self.world_model = WorldModel.from_pretrained(folder, device)
-        except InputError as error:
-            raise InputError(f"--model: {error}") from error
         config = self.world_model.model.config
-        try:
+        with naming("--", ValueError):
             self.depth = self.world_model.model.model.core.check(config.default_depth if depth is None else depth)
-        except ValueError as error:
-            raise InputError(f"--{error}") from error
         self.memory = Memory.load(memory) if memory else None
         self.greedy = greedy or not isinstance(self.depth, Fixed)
         self.training_episodes = TrainingEpisodes.load(folder)
@@ -111,10 +107,8 @@ def _refused(worlds: Worlds, windows: Sequence[Window], contexts: Sequence[Conte
 
 def read_depth(text: str) -> ExitRule:
     """Parse a number of loops or an exit rule. Raises InputError."""
-    try:
+    with naming("--depth: ", ValueError):
         return parse_rule(text)
-    except ValueError as error:
-        raise InputError(f"--depth: {error}") from error
 
 
 def checkpoint_hash(folder: Path) -> str:

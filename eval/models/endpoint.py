@@ -22,7 +22,7 @@ import openai
 
 from eval.models.fewshot import Message, Shots
 from eval.scores.predictions import Prediction
-from loopwm.records.errors import InputError
+from loopwm.records.errors import InputError, naming
 from loopwm.records.files import sha256
 from loopwm.records.template import ContextKind, window_context
 from loopwm.records.windows import Window
@@ -104,11 +104,8 @@ class ReplyCache:
         self._execute("INSERT INTO cut VALUES (?, ?)", key, json.dumps(reply))
 
     def _execute(self, statement: str, *values: str) -> list[Any]:
-        try:
-            with self._lock:
-                return self._connection.execute(statement, values).fetchall()
-        except sqlite3.Error as error:
-            raise InputError(f"{self._path}: cache of replies: {error}") from error
+        with naming(f"{self._path}: cache of replies: ", sqlite3.Error), self._lock:
+            return self._connection.execute(statement, values).fetchall()
 
 
 @dataclass(frozen=True)
@@ -122,10 +119,8 @@ class Address:
     def parse(cls, text: str, option: str) -> Address:
         """Parse `openai:URL#MODEL`, the value of an option. Raises InputError naming the option."""
         base, _, model = text.removeprefix("openai:").partition("#")
-        try:
+        with naming(f"{option}: {text!r}: ", ValueError):
             url = urlsplit(base)
-        except ValueError as error:
-            raise InputError(f"{option}: {text!r}: {error}") from error
         if url.scheme not in ("http", "https") or not url.hostname or not model:
             raise InputError(
                 f"{option}: must be openai:URL#MODEL, such as openai:http://localhost:8000/v1#mine, got {text!r}"

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from loopwm.pixel.system import PixelSystem, system_class
 from loopwm.records.config import typed
-from loopwm.records.errors import InputError
+from loopwm.records.errors import InputError, loading
 from loopwm.records.files import publish, writing
 from loopwm.records.frames import FrameSpace
 
@@ -43,7 +43,7 @@ def load_checkpoint(folder: Path, name: str | None = None) -> PixelSystem:
     """
     if not (folder / CONFIG).is_file():
         raise InputError(f"{folder / CONFIG}: no such file")
-    try:
+    with loading(folder):
         record = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         if name is not None and record.get("system") != name:
             raise ValueError(f"system: must be {name!r}, got {record.get('system')!r}")
@@ -57,8 +57,6 @@ def load_checkpoint(folder: Path, name: str | None = None) -> PixelSystem:
         prepared = {key: tensors.pop(key) for key in [*tensors] if key.startswith(PREPARED)}
         system.take_prepared({key.removeprefix(PREPARED): tensor for key, tensor in prepared.items()})
         system.load_state_dict(tensors)
-    except Exception as error:  # the loaders raise many types for a damaged folder; users get one
-        raise InputError(f"{folder}: {' '.join(str(error).split())[:300]}") from error
     return system.eval()
 
 

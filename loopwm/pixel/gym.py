@@ -16,7 +16,7 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from loopwm.records.config import typed
-from loopwm.records.errors import InputError
+from loopwm.records.errors import naming
 from loopwm.records.frames import FrameSpace
 
 if TYPE_CHECKING:
@@ -31,10 +31,8 @@ def real_environments(name: str, count: int) -> tuple[VectorEnv[Any, Any, Any], 
 
     Raises InputError for an unknown name or a simulator that is not installed.
     """
-    try:
+    with naming("real.environment: "):
         env: Any = gymnasium.make_vec(FRAMES, num_envs=count, name=name)
-    except InputError as error:
-        raise InputError(f"real.environment: {error}") from error
     return env, env.envs[0].get_wrapper_attr("space")
 
 

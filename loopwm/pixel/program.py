@@ -15,7 +15,7 @@ from loopwm.pixel.checkpoint import save_checkpoint
 from loopwm.pixel.replay import Replay, rewarded
 from loopwm.pixel.system import FrameBatch, make_system
 from loopwm.pixel.training_config import PixelTrainingConfig
-from loopwm.records.errors import InputError
+from loopwm.records.errors import InputError, naming
 
 EVALUATION = 2**31
 """Step number of evaluation segments, outside the range of training steps, so that their seeds differ."""
@@ -134,7 +134,5 @@ class PixelProgram:
 
 
 def _replay(folder: str, key: str) -> Replay:
-    try:
+    with naming(f"{key}: "):
         return Replay.from_folder(Path(folder))
-    except InputError as error:
-        raise InputError(f"{key}: {error}") from error

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from loopwm.records.errors import InputError
+from loopwm.records.errors import InputError, naming
 from loopwm.records.frames import (
     LOST,
     FrameEpisode,
@@ -151,10 +151,8 @@ class Replay:
         files = episode_files(folder)
         replay = cls(read_episode(files[0]).space, sum(map(count_steps, files)))
         for path in files:
-            try:
+            with naming(f"{path}: "):
                 replay.add(read_episode(path))
-            except InputError as error:
-                raise InputError(f"{path}: {error}") from error
         return replay
 
     def __len__(self) -> int:

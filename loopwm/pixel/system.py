@@ -20,7 +20,7 @@ from loopwm.pixel.dynamics import Depth
 from loopwm.pixel.imagined import FrameWorld
 from loopwm.pixel.registry import SYSTEMS, named
 from loopwm.pixel.replay import Segments, as_learned
-from loopwm.records.errors import InputError
+from loopwm.records.errors import naming
 from loopwm.records.frames import FrameSpace
 
 Diagnostics = Mapping[str, Tensor]
@@ -132,10 +132,8 @@ def system_class(name: str) -> type[PixelSystem]:
 
 def make_system(name: str, config: Any, objective: Any, space: FrameSpace) -> PixelSystem:
     """Create an untrained model. Raises InputError if a key does not fit the space; the message names it."""
-    try:
+    with naming("model.", ValueError):
         return system_class(name)(config, objective, space)
-    except ValueError as error:
-        raise InputError(f"model.{error}") from error
 
 
 C = TypeVar("C")

@@ -111,4 +111,4 @@ def _one_of(words: tuple[Any, ...], value: Any, name: str) -> Any:
     return value
 
 
-T = typing.TypeVar("T")
+T = typing.TypeVar("T", bound=Any)

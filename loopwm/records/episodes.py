@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from loopwm.records.errors import InputError
+from loopwm.records.errors import InputError, naming
 from loopwm.records.files import LONE_SURROGATE, line_files, parse_object, read_lines, write_lines
 
 
@@ -115,10 +115,8 @@ def format_episode(episode: Episode) -> str:
 def read_episodes(path: Path) -> Iterator[Episode]:
     """Yield the episodes of one file in order. Raises InputError naming file, line and field."""
     for number, line in read_lines(path):
-        try:
+        with naming(f"{path}: line {number}: "):
             yield parse_episode(line)
-        except InputError as error:
-            raise InputError(f"{path}: line {number}: {error}") from error
 
 
 def write_episodes(path: Path, episodes: Iterable[Episode]) -> None:

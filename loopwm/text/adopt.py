@@ -20,11 +20,11 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from loopwm.core.injection import INITIAL_RETENTION
-from loopwm.records.errors import InputError
+from loopwm.records.errors import InputError, loading
 from loopwm.records.files import read_json
 from loopwm.records.template import CONTEXT_LIMIT, END, PAD, SPECIAL_TOKENS
 from loopwm.records.training_episodes import TrainingEpisodes
-from loopwm.text.model.checkpoint import load_model, loading
+from loopwm.text.model.checkpoint import load_model
 from loopwm.text.model.configuration import LoopWMConfig
 from loopwm.text.model.modeling import LoopWMForCausalLM
 from loopwm.text.model.tokenizer import world_tokenizer

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from loopwm.records.errors import InputError
+from loopwm.records.errors import InputError, naming
 from loopwm.records.template import Context
 from loopwm.worlds.protocol import Finish, Imagined, WorldError, check_lengths, check_rows, longer
 
@@ -48,12 +48,10 @@ class Client:
         self.base = url.rstrip("/").removesuffix("/v1")
         if not self.base.startswith(("http://", "https://")):
             raise InputError(f"url: {url!r} does not begin with http:// or https://")
-        try:
+        with naming("url: ", (ValueError, httpx.InvalidURL)):
             here = urlsplit(self.base).hostname in ("127.0.0.1", "localhost", "::1")
             headers = {"Authorization": f"Bearer {key}"} if key else {}
             self._http = httpx.Client(base_url=f"{self.base}/v1/", headers=headers, timeout=timeout, trust_env=not here)
-        except (ValueError, httpx.InvalidURL) as error:
-            raise InputError(f"url: {error}") from error
 
     def model(self) -> str:
         """Return the served model's name. Raises WorldError."""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from starlette.types import Scope
 
-from loopwm.records.errors import InputError
+from loopwm.records.errors import InputError, naming
 from serve.generation.rate_limits import KeyQuota
 from serve.playground import FILES
 
@@ -63,12 +63,10 @@ def read_keys(path: Path) -> KeyRing:
         if not line.strip() or line.startswith("#"):
             continue
         name, *words = line.split()
-        try:
+        with naming(f"{path}, line {number}: ", ValueError):
             if not words or not HASH.fullmatch(words[0].lower()):
                 raise ValueError("must be NAME and a SHA-256 of 64 hexadecimal digits")
             quota = _quota(words[1:])
-        except ValueError as error:
-            raise InputError(f"{path}, line {number}: {error}") from error
         if name in hashes:
             raise InputError(f"{path}, line {number}: duplicate key name {name!r}")
         hashes[name], quotas[name] = words[0].lower(), quota

@@ -24,7 +24,7 @@ from loopwm.pixel.checkpoint import load_checkpoint
 from loopwm.pixel.gym import CATCH, real_environment, world_folder
 from loopwm.pixel.replay import Replay
 from loopwm.records.command import doc_parser, exit_status
-from loopwm.records.errors import InputError
+from loopwm.records.errors import InputError, naming
 from loopwm.records.frames import FrameEpisode, FrameSpace
 from serve.pixels.game import Game, Moment
 from serve.pixels.pictures import half_blocks, picture, write_gif
@@ -198,9 +198,7 @@ def open_game(folder: Path, seed: int, starts: Path | None = None) -> tuple[Game
 
 def _starts(folder: Path, space: FrameSpace, missing: str) -> list[FrameEpisode]:
     """Read the episodes that imagined worlds start in. Raises InputError, which includes why they are needed."""
-    try:
+    with naming(f"{missing}; without it --starts is needed: "):
         replay = Replay.from_folder(folder)
         space.require(replay.space, str(folder))
-    except InputError as error:
-        raise InputError(f"{missing}; without it --starts is needed: {error}") from error
     return replay.episodes()

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from loopwm.records.errors import InputError
+from loopwm.records.errors import InputError, naming
 
 FORMAT = 3
 TABLES = """CREATE TABLE IF NOT EXISTS changes (
@@ -38,7 +38,7 @@ class WorldFile:
     def __init__(self, path: Path) -> None:
         """Open or create the file. Raises InputError if it has another format or is in use."""
         self._path = path
-        try:
+        with naming(f"{path}: ", sqlite3.Error):
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=1.0)
             # FULL returns the pages of deleted worlds; it must precede everything that writes a new file.
             for pragma in ("auto_vacuum = FULL", "locking_mode = EXCLUSIVE", "journal_mode = WAL"):
@@ -49,8 +49,6 @@ class WorldFile:
                 raise InputError(f"{path}: must have worlds of format {FORMAT}, got {version}")
             upgrade = f"{FROM_FORMAT_2};" if version == 2 else ""
             self._db.executescript(f"BEGIN; {TABLES}; {upgrade} PRAGMA user_version = {FORMAT}; COMMIT")
-        except sqlite3.Error as error:
-            raise InputError(f"{path}: {error}") from error
 
     def read(self) -> Iterator[Change]:
         """Yield all rows in the order in which they were written. Raises InputError for a damaged file."""

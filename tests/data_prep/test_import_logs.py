@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from data_prep.import_logs import split_of
 from data_prep.__main__ import main
+from data_prep.import_logs import split_of
 from loopwm.records.episodes import read_episodes
 
 STEPS = [

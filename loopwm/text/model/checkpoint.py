@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from loopwm.records.errors import InputError
+from loopwm.records.errors import InputError, loading
 from loopwm.records.template import SPECIAL_TOKENS
 from loopwm.text.model.modeling import LoopWMForCausalLM
 
@@ -44,12 +42,3 @@ def load_model(model: Any, folder: Path, dtype: torch.dtype | str) -> Any:
         if info[problem]:
             raise InputError(f"{folder}: {problem.replace('_', ' ')}: {sorted(info[problem])[0]}")
     return loaded
-
-
-@contextmanager
-def loading(folder: Path) -> Iterator[None]:
-    """Convert errors of the loaders to InputError: they raise many types for a damaged folder."""
-    try:
-        yield
-    except Exception as error:
-        raise InputError(f"{folder}: {' '.join(str(error).split())[:300]}") from error
