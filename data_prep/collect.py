@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -27,9 +27,9 @@ from data_prep.environments import ENVIRONMENTS, make_environment
 from data_prep.environments.base import Environment, SimulatorError
 from data_prep.environments.pixels.by_name import FRAME_ENVIRONMENTS, is_frame_environment
 from data_prep.plan import Chunk, CollectionPlan, load_or_make_chunks, parse_shard
-from data_prep.policies import POLICIES, Play
+from data_prep.policies import POLICIES
 from data_prep.solutions import solve
-from loopwm.records.episodes import Episode, Step, write_episodes
+from loopwm.records.episodes import Episode, write_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_lines, write_json, write_lines
 from loopwm.records.provenance import checkout
@@ -64,22 +64,17 @@ def play(
     actions = POLICIES[plan.policy].act(environment, gold, rng)
     action = next(actions, None)
     while action is not None:
-        steps.append(_recorded(environment, environment.step(action), len(steps), plan.hidden_every))
-        action = None if steps[-1].done or len(steps) > plan.max_steps else _next(actions, steps[-1])
+        step = environment.step(action)
+        if len(steps) % plan.hidden_every == 0:
+            step = replace(step, hidden_state=environment.hidden_state())
+        steps.append(step)
+        action = None
+        if not step.done and len(steps) <= plan.max_steps:
+            with suppress(StopIteration):
+                action = actions.send(step)
     if environment.loaded() != (task, variation) or environment.goal() != goal:
         raise SimulatorError("the environment has switched to another world")
     return Episode(environment.name, task, variation, plan.split, plan.policy, goal, tuple(steps), hidden_state)
-
-
-def _next(actions: Play, step: Step) -> str | None:
-    try:
-        return actions.send(step)
-    except StopIteration:
-        return None
-
-
-def _recorded(environment: Environment, step: Step, index: int, hidden_every: int) -> Step:
-    return step if index % hidden_every else replace(step, hidden_state=environment.hidden_state())
 
 
 class Collector:
@@ -220,31 +215,26 @@ def write_manifest(plan: CollectionPlan, out: Path) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "environment",
         help=f"simulator: {', '.join(ENVIRONMENTS)}; of frames: {', '.join(FRAME_ENVIRONMENTS)} and others",
     )
-    parser.add_argument("--split", required=True, help="split of the variations; for frames: train, dev or test")
-    parser.add_argument("--policy", choices=POLICIES, help="policy; None: gold, for frames random")
-    parser.add_argument(
-        "--episodes-per-task", type=int, help="most episodes a task; gold plays a variation once; not for frames"
-    )
-    parser.add_argument("--episodes", type=int, help="number of episodes; for frames")
-    parser.add_argument("--steps", type=int, help="least number of transitions, in whole episodes; for frames")
-    parser.add_argument("--plays", type=int, help="episodes in a row of a variation; None: 1; not for frames")
-    parser.add_argument("--tasks", nargs="+", default=[], help="tasks (default: all); not for frames")
-    parser.add_argument("--max-steps", type=int, help="most actions of an episode; None: 160, for frames no limit")
-    parser.add_argument(
-        "--hidden-every", type=int, help="steps from one hidden state to the next; None: 4; not for frames"
-    )
-    parser.add_argument("--solutions", type=Path, metavar="FOLDER", help="cache of solutions; not for frames")
-    parser.add_argument("--workers", type=int, default=1, help="processes, each with a simulator; not for frames")
-    parser.add_argument(
-        "--shard", default="1/1", metavar="I/N", help="part of the work, for several machines; not for frames"
-    )
-    parser.add_argument("--dask", metavar="URL", help="scheduler of a Dask cluster, instead of --workers")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the episode files")
+    add("--split", required=True, help="split of the variations; for frames: train, dev or test")
+    add("--policy", choices=POLICIES, help="policy; None: gold, for frames random")
+    add("--episodes-per-task", type=int, help="most episodes a task; gold plays a variation once; not for frames")
+    add("--episodes", type=int, help="number of episodes; for frames")
+    add("--steps", type=int, help="least number of transitions, in whole episodes; for frames")
+    add("--plays", type=int, help="episodes in a row of a variation; None: 1; not for frames")
+    add("--tasks", nargs="+", default=[], help="tasks (default: all); not for frames")
+    add("--max-steps", type=int, help="most actions of an episode; None: 160, for frames no limit")
+    add("--hidden-every", type=int, help="steps from one hidden state to the next; None: 4; not for frames")
+    add("--solutions", type=Path, metavar="FOLDER", help="cache of solutions; not for frames")
+    add("--workers", type=int, default=1, help="processes, each with a simulator; not for frames")
+    add("--shard", default="1/1", metavar="I/N", help="part of the work, for several machines; not for frames")
+    add("--dask", metavar="URL", help="scheduler of a Dask cluster, instead of --workers")
+    add("--seed", type=int, default=0)
+    add("--out", type=Path, required=True, help="folder of the episode files")
 
 
 TEXT_ONLY: dict[str, Any] = {

@@ -103,7 +103,10 @@ class Game:
         self._branch.actions += actions
         for step in reply["steps"]:
             self._say(step["observation"])
-            self._say(f"  [{_facts(step)}, {reply['usage']['loops']['decode']:.1f} a token]")
+            facts = f"{step['loops']} loops to advance"
+            if step["reward"] is not None:
+                facts = f"reward {step['reward']:.1f}, goes on {step['continuation']:.0%}, {facts}"
+            self._say(f"  [{facts}, {reply['usage']['loops']['decode']:.1f} a token]")
 
     def _observe(self, action: str) -> None:
         if not action:
@@ -156,13 +159,6 @@ def _actions(text: str) -> list[str]:
     if not actions:
         raise InputError("action: must not be empty; see help")
     return actions
-
-
-def _facts(step: Json) -> str:
-    facts = f"{step['loops']} loops to advance"
-    if step["reward"] is not None:
-        facts = f"reward {step['reward']:.1f}, goes on {step['continuation']:.0%}, {facts}"
-    return facts
 
 
 def build_parser() -> argparse.ArgumentParser:

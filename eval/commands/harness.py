@@ -112,7 +112,10 @@ def predict_missing(
 ) -> dict[Key, Record]:
     """Predict every batch that is incomplete in the folder, append the missing records, return all records."""
     records, refused = folder.read(), folder.read_refusals()
-    batches = [(batch, _missing(batch, settings, records, refused)) for batch in plan_batches(windows, settings)]
+    batches = []
+    for batch in plan_batches(windows, settings):
+        keys = [(window["id"], k) for window in batch if window["id"] not in refused for k in settings.horizons]
+        batches.append((batch, [key for key in keys if key not in records]))
     done = sum(len(batch) for batch, missing in batches if not missing)
     with tqdm(total=len(windows), initial=done, unit="window", desc=f"{settings.model} {settings.context}") as bar:
         for batch, missing in batches:
@@ -124,13 +127,6 @@ def predict_missing(
                 records |= new
                 bar.update(len(batch))
     return records
-
-
-def _missing(
-    batch: Sequence[Window], settings: RunSettings, records: dict[Key, Record], refused: Refusals
-) -> list[Key]:
-    keys = [(window["id"], k) for window in batch if window["id"] not in refused for k in settings.horizons]
-    return [key for key in keys if key not in records]
 
 
 def predict_batch(

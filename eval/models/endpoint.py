@@ -239,11 +239,8 @@ def read_reply(body: dict[str, Any]) -> Reply:
     usage = body.get("usage")
     counts = usage if isinstance(usage, dict) else {}
     answer = (text or "").rpartition(THINKING_ENDS)[2]  # the whole text without one
-    return Reply(answer, _count(counts.get("prompt_tokens")), _count(counts.get("completion_tokens")), cut)
-
-
-def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) else None
+    read, written = counts.get("prompt_tokens"), counts.get("completion_tokens")
+    return Reply(answer, read if isinstance(read, int) else None, written if isinstance(written, int) else None, cut)
 
 
 @dataclass(frozen=True)

@@ -48,11 +48,8 @@ class AttentionInputs:
     def select(self, rows: Tensor) -> AttentionInputs:
         """Select rows of the batch. Parts shared by the whole batch (first size 1) stay unchanged."""
         mask = None if self.mask is None else self.mask[rows]
-        return AttentionInputs(_select(self.cos, rows), _select(self.sin, rows), mask)
-
-
-def _select(x: Tensor, rows: Tensor) -> Tensor:
-    return x if x.shape[0] == 1 else x[rows]
+        cos, sin = (x if x.shape[0] == 1 else x[rows] for x in (self.cos, self.sin))
+        return AttentionInputs(cos, sin, mask)
 
 
 def rotary_angles(

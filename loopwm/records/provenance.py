@@ -6,6 +6,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,10 @@ _PACKAGES = ("accelerate", "bm25s", "httpx", "loopwm", "numpy", "sacrebleu", "to
 def provenance(module: str) -> dict[str, Any]:
     """Return the command line of `python -m MODULE`, versions of loaded packages, and the commit if there is one."""
     loaded = (name for name in _PACKAGES if name in sys.modules)
-    versions = {name: version for name in loaded if (version := _version(name)) is not None}
+    versions = {}
+    for name in loaded:
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
     return {
         "command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
         "versions": {"python": platform.python_version(), **versions},
@@ -32,13 +36,6 @@ def checkout() -> dict[str, str | bool]:
         return {}
     commit, changes = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--untracked-files=no")
     return {} if commit is None else {"commit": commit, "uncommitted_changes": bool(changes)}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _git(*arguments: str) -> str | None:

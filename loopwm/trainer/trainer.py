@@ -205,7 +205,8 @@ class Trainer(Generic[Config]):
     # -- one step ------------------------------------------------------------------------------------------------
 
     def _train_step(self, batches: list[MicroBatch]) -> dict[str, float]:
-        optimizer_config, rate = self.config.optimizer, self._rate()
+        optimizer_config = self.config.optimizer
+        rate = optimizer_config.learning_rate * learning_rate_factor(self.step, self._done(), optimizer_config)
         for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
             group["lr"] = rate
         sums = self._accumulate(batches)
@@ -218,10 +219,6 @@ class Trainer(Generic[Config]):
         record = self._record(sums)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         return record | self.program.after_step(record) | {"rate": rate, "grad_norm": float(norm)}
-
-    def _rate(self) -> float:
-        config = self.config.optimizer
-        return config.learning_rate * learning_rate_factor(self.step, self._done(), config)
 
     def _accumulate(self, batches: list[MicroBatch]) -> dict[str, Tensor]:
         """Back-propagate this process's share of the global batch and sum its measurements."""

@@ -234,7 +234,7 @@ class HttpWorlds:
         """
         repeatable = bool(bodies) and "step_id" in bodies[0]
         answers = self._batch(_named(rows, bodies), repeatable)
-        lost = [place for place, answer in enumerate(answers) if _code(answer) in GONE]
+        lost = [place for place, answer in enumerate(answers) if answer["body"].get("error", {}).get("code") in GONE]
         if lost:
             self._make([rows[place] for place in lost])
             again = self._batch(_named([rows[i] for i in lost], [bodies[i] for i in lost]), repeatable)
@@ -252,11 +252,6 @@ class HttpWorlds:
 
 def _named(rows: Sequence[_Row], bodies: Sequence[Json]) -> list[Json]:
     return [{**body, "world": row.world["id"]} for row, body in zip(rows, bodies, strict=True)]
-
-
-def _code(answer: Json) -> str | None:
-    """Return the error code of an answer in a batch, None if it is not an error."""
-    return answer["body"].get("error", {}).get("code")
 
 
 def _body(answer: Json) -> Json:

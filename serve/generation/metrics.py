@@ -21,11 +21,13 @@ SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 LOOPS = tuple(range(1, 17))
 
+Used = Mapping[tuple[str, Rate], int]
+
 
 class Totals(Collector):
     """Counters that are kept elsewhere: of prompt tokens in the prefix cache, and of what each key used."""
 
-    def __init__(self, model: str, cache: PrefixCache, used: Mapping[tuple[str, Rate], int]) -> None:
+    def __init__(self, model: str, cache: PrefixCache, used: Used) -> None:
         """Read from a cache, and from amounts by key and rate."""
         self._model, self._cache, self._used = model, cache, used
 
@@ -47,12 +49,13 @@ class Totals(Collector):
 
 
 class Metrics:
-    def __init__(self, model: str, load: Callable[[], tuple[int, int]]) -> None:
+    def __init__(self, model: str, load: Callable[[], tuple[int, int]], cache: PrefixCache, used: Used) -> None:
         """Create a registry of its own.
 
         load: returns the numbers of running and of waiting requests.
         """
         self._registry = CollectorRegistry()
+        self._registry.register(Totals(model, cache, used))
         ProcessCollector(registry=self._registry)
         self._model = model
         self._gauge("num_requests_running", "Requests that decode.", lambda: load()[0])
@@ -109,10 +112,6 @@ class Metrics:
 
     def record_outcome(self, outcome: str) -> None:
         self._outcomes.labels(self._model, outcome).inc()
-
-    def watch_totals(self, cache: PrefixCache, used: Mapping[tuple[str, Rate], int]) -> None:
-        """Add counters of the prefix cache and of keys. Call once."""
-        self._registry.register(Totals(self._model, cache, used))
 
     def watch_worlds(self, count: Callable[[], int]) -> None:
         """Add gauges of world sessions and KV-cache memory. Call once."""

@@ -99,8 +99,7 @@ class Service:
         self.engine = engine
         self.draining = False
         self.prompts = prompts
-        self.metrics = Metrics(card.name, lambda: engine.load)
-        self.metrics.watch_totals(engine.cache, self.rate_limiter.used)
+        self.metrics = Metrics(card.name, lambda: engine.load, engine.cache, self.rate_limiter.used)
         self._tokenizer = tokenizer
         # Decoded once: log-probabilities look up the texts of many single tokens.
         vocabulary = range(len(tokenizer))

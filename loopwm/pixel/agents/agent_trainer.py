@@ -45,7 +45,8 @@ from loopwm.runtime import use_device
 
 STATE, LEARNER = "state.pt", "learner.pt"
 KEEP_CHECKPOINTS = 2
-"""Checkpoints to keep."""
+SHOWN = {"return": "return", "world_loss": "world", "real_entropy": "entropy", "imagined_reward": "imagined reward"}
+"""Labels of the numbers on the progress bar."""
 
 
 class WorldLearner:
@@ -168,7 +169,7 @@ class AgentTrainer:
                     break
                 record = self._iterate()
                 bar.update(real.count * real.steps)
-                bar.set_postfix_str(_summary(record))
+                bar.set_postfix_str(" ".join(f"{SHOWN[name]} {record[name]:.3g}" for name in SHOWN if name in record))
                 self.files.log(self.iteration, record)
                 if self.iteration % self.config.run.save_every == 0:
                     self._save()
@@ -293,8 +294,3 @@ def _means(prefix: str, records: list[Numbers]) -> Numbers:
     """Average the numbers of several updates, named `prefix_NAME`."""
     names = records[0] if records else ()
     return {f"{prefix}_{name}": sum(record[name] for record in records) / len(records) for name in names}
-
-
-def _summary(record: Mapping[str, float]) -> str:
-    shown = {"return": "return", "world_loss": "world", "real_entropy": "entropy", "imagined_reward": "imagined reward"}
-    return " ".join(f"{label} {record[name]:.3g}" for name, label in shown.items() if name in record)
