@@ -204,7 +204,6 @@ def near_action(environment: Environment, path: Sequence[str], rng: Random) -> s
 
 
 def named_words(action: str) -> frozenset[str]:
-    """Return the words of the names in an action."""
     return frozenset(action.split()[1:]) - _COMMON_WORDS
 
 

@@ -110,7 +110,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run() -> NoReturn:
-    """Run the console script `loopwm`."""
     sys.exit(main())
 
 

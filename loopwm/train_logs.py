@@ -24,7 +24,6 @@ PREPARE, FINE_TUNE = "data_prep.__main__", "loopwm.text.training.fine_tune"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command and return its exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if any(argument.partition("=")[0] == "--config" for argument in arguments):
         return import_module(CONFIGURED).main(arguments)

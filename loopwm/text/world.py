@@ -388,7 +388,6 @@ class WorldModel:
         return limit is not None and tokens_per_byte(self.tokenizer, goal, observation) > limit
 
     def count(self, text: str) -> int:
-        """Count the tokens of a text."""
         return len(self._ids(text))
 
     def _ids(self, text: str) -> list[int]:

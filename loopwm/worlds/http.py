@@ -144,14 +144,12 @@ class HttpWorlds:
         self._make(self._rows)
 
     def restart(self, rows: Sequence[int], contexts: Sequence[Context]) -> None:
-        """Replace these rows by new worlds; the others continue."""
         self._delete([self._rows[row] for row in rows])
         for row, context in zip(rows, contexts, strict=True):
             self._rows[row] = _Row(context)
         self._make([self._rows[row] for row in rows])
 
     def step(self, actions: Sequence[str], decode: bool = True, rows: Sequence[int] | None = None) -> list[Imagined]:
-        """Step the given rows, None for all."""
         if not self._rows:
             raise ValueError("step: begin a world first")
         stepping = self._rows if rows is None else [self._rows[row] for row in rows]

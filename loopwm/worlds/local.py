@@ -70,14 +70,12 @@ class LocalWorlds:
         self._lookups = [self._lookup(context) for context in contexts]
 
     def restart(self, rows: Sequence[int], contexts: Sequence[Context]) -> None:
-        """Replace these rows by new worlds; the others continue."""
         for row, context in zip(rows, contexts, strict=True):
             self._real[row] = self._now[row] = self._model.encode([context], self._depth)
             self._contexts[row], self._lookups[row] = context, self._lookup(context)
             self._actions[row] = ()
 
     def step(self, actions: Sequence[str], decode: bool = True, rows: Sequence[int] | None = None) -> list[Imagined]:
-        """Step the given rows, None for all."""
         if not self._now:
             raise ValueError("step: begin a world first")
         rows = range(len(self._now)) if rows is None else rows

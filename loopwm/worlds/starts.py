@@ -43,8 +43,6 @@ OPTIONS = ("context", "task", "family")
 
 
 class Starts:
-    """Starts to draw from."""
-
     def __init__(self, starts: Sequence[Context | Start]) -> None:
         """Draw from these starts. Raises FormatError if empty."""
         if not starts:

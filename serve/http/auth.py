@@ -39,7 +39,6 @@ class KeyRing:
         return len(self._hashes)
 
     def replace(self, other: KeyRing) -> None:
-        """Replace all keys by those of another ring."""
         self._hashes, self.quotas = other._hashes, other.quotas
 
     def name_of(self, key: bytes) -> str | None:

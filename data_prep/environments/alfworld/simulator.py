@@ -89,8 +89,6 @@ def make_engine() -> Any:
 
 
 class Simulator:
-    """One game at a time."""
-
     def __init__(self) -> None:
         self.engine = make_engine()
         self.game: dict[str, str] | None = None

@@ -20,8 +20,6 @@ LIMIT = 1000
 
 
 class MinAtar(Simulator):
-    """One game."""
-
     def __init__(self, game: str, sticky: float = 0.1) -> None:
         """Create a game. sticky: probability of repeating the last action. Raises InputError for an unknown game."""
         from minatar import Environment

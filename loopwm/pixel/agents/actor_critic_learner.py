@@ -77,8 +77,6 @@ InputReader = FrameReader | LatentReader
 
 
 class ActorCriticPlayer:
-    """Actor-critic as `Policy`."""
-
     def __init__(
         self, network: ActorCriticNetwork, reader: InputReader, count: int, generator: torch.Generator
     ) -> None:

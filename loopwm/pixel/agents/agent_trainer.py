@@ -128,8 +128,6 @@ def in_unit(env: VectorEnv[Any, Any, Any], unit: RewardUnit) -> VectorEnv[Any, A
 
 
 class AgentTrainer:
-    """Training loop in a run folder."""
-
     needs_world = True
     """Imagination needs a world model."""
 

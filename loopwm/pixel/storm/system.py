@@ -56,8 +56,6 @@ class StormSampling:
 
 
 class StormSystem(PixelSystem):
-    """Network and losses."""
-
     name = "storm"
     Model, Objective, Sampling = StormConfig, StormObjective, StormSampling
     reads_following = False

@@ -39,8 +39,6 @@ class TwistedSampling:
 
 
 class TwistedSystem(PixelSystem):
-    """Network and codebook."""
-
     name = "twisted"
     Model, Objective, Sampling = TwistedConfig, TwistedCoefficients, TwistedSampling
 

@@ -53,7 +53,6 @@ def special_ids(tokenizer: PreTrainedTokenizerFast, tokens: Iterable[str]) -> li
 
 
 def tokenizer_hash(path: Path | None = None) -> str:
-    """Return the SHA-256 of the tokenizer file, in hexadecimal."""
     return hashlib.sha256((TOKENIZER_FILE if path is None else path).read_bytes()).hexdigest()
 
 

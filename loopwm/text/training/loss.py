@@ -45,7 +45,6 @@ class RowOutput(NamedTuple):
 
 
 def row_mask(config: LoopWMConfig, batch: TreeBatch) -> TreeMask:
-    """Return the attention mask by `decode_sees`."""
     return batch.attention_mask() if config.decode_sees == "all" else batch.state_mask()
 
 

@@ -143,8 +143,6 @@ class _Steps(IterableDataset[Any]):
 
 
 class TextProgram:
-    """Text worlds as a `Program`."""
-
     loader_state_type = LoaderState
 
     def __init__(self, config: TrainingConfig) -> None:
