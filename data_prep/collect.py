@@ -245,10 +245,7 @@ TEXT_ONLY: dict[str, Any] = {
 
 
 def run(args: argparse.Namespace, initializer: Callable[[], None] | None = None) -> None:
-    """Collect.
-
-    initializer: called in each worker process, such as to add a policy.
-    """
+    """Collect. initializer: called in each worker process, such as to add a policy."""
     for name in ("episodes_per_task", "episodes", "steps", "max_steps", "hidden_every", "plays", "workers"):
         value = getattr(args, name)
         if value is not None and value < 1:

@@ -54,10 +54,7 @@ class RunningBatch:
 
     @torch.inference_mode()
     def add(self, request: Request, state: KVCache) -> None:
-        """Start decoding a request, or resume it.
-
-        state: KV cache of all but the last of its tokens.
-        """
+        """Start decoding a request, or resume it. state: KV cache of all but the last of its tokens."""
         if request.lookup is None:
             request.lookup = Lookup(self._shared(request.ctx.key), request.context + as_text(request.prompt))
         for i, (shared, requests) in enumerate(self.groups):

@@ -43,10 +43,7 @@ BUSY_SECONDS = 10.0
 
 
 class QueueFullError(RuntimeError):
-    """The request queue is full.
-
-    retry_after: estimated seconds until there is room.
-    """
+    """The request queue is full. retry_after: estimated seconds until there is room."""
 
     def __init__(self, message: str, retry_after: int) -> None:
         super().__init__(message)

@@ -130,10 +130,7 @@ class RetryEstimator:
         self._interval = 1.0
 
     def record_end(self, busy: bool) -> None:
-        """Record the end of a request.
-
-        busy: other requests are admitted; idle time does not count.
-        """
+        """Record the end of a request. busy: other requests are admitted; idle time does not count."""
         now = time.monotonic()
         if busy:
             # Capped, so that one long request does not dominate the moving average.

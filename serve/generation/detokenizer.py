@@ -17,10 +17,7 @@ class Detokenizer:
     """
 
     def __init__(self, decode: Decode, stops: Sequence[str] = (), min_tokens: int = 0) -> None:
-        """Start a text.
-
-        min_tokens: tokens after which stop strings count.
-        """
+        """Start a text. min_tokens: tokens after which stop strings count."""
         self._decode = decode
         self._stops = [stop for stop in stops if stop]
         self._min_tokens = min_tokens

@@ -50,10 +50,7 @@ class Totals(Collector):
 
 class Metrics:
     def __init__(self, model: str, load: Callable[[], tuple[int, int]], cache: PrefixCache, used: Used) -> None:
-        """Create a registry of its own.
-
-        load: returns the numbers of running and of waiting requests.
-        """
+        """Create a registry of its own. load: returns the numbers of running and of waiting requests."""
         self._registry = CollectorRegistry()
         self._registry.register(Totals(model, cache, used))
         ProcessCollector(registry=self._registry)
@@ -83,10 +80,7 @@ class Metrics:
         self._outcomes = self._metric(Counter, "request_outcome", text, "outcome")
 
     def record_response(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Record a response of the HTTP layer.
-
-        route: path pattern.
-        """
+        """Record a response of the HTTP layer. route: path pattern."""
         self._requests.labels(self._model, method, route, status).inc()
         self._seconds.labels(self._model, method, route).observe(seconds)
 

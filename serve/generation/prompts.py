@@ -12,10 +12,7 @@ from loopwm.records.template import ContextTooLongError, FormatError, StateSlots
 
 
 class PromptTooLongError(ContextTooLongError):
-    """The prompt exceeds the limit.
-
-    field: field of the request at fault.
-    """
+    """The prompt exceeds the limit. field: field of the request at fault."""
 
     def __init__(self, field: str, tokens: int, limit: int) -> None:
         super().__init__(field, f"the prompt has {tokens} tokens, the limit is {limit}")

@@ -15,11 +15,7 @@ MINUTE = 60.0
 
 
 class RateLimitError(RuntimeError):
-    """A limit of the key is exhausted.
-
-    rate: name of the limit.
-    retry_after: seconds until there is room.
-    """
+    """A limit of the key is exhausted. rate: name of the limit. retry_after: seconds until there is room."""
 
     def __init__(self, message: str, rate: str, retry_after: int) -> None:
         super().__init__(message)

@@ -142,11 +142,7 @@ class Service:
     def start(
         self, ctx: RequestContext, prompt: Prompt, depth: Depth | None, choices: Sequence[SamplingParams]
     ) -> list[TextStream]:
-        """Queue the completions of a prompt.
-
-        Raises:
-            CompletionTooLongError, FormatError, EngineStoppedError
-        """
+        """Queue the completions of a prompt. Raises CompletionTooLongError, FormatError or EngineStoppedError."""
         rule = self.rule(depth)
         return self.streams(ctx, [Request(prompt.ids, self._fitted(params, prompt), rule) for params in choices])
 
@@ -177,11 +173,7 @@ class Service:
     async def score(
         self, ctx: RequestContext, prompts: Sequence[Prompt], depth: ExitRule, top: int
     ) -> list[TokenScores]:
-        """Score the tokens of prompts at the rule's limit.
-
-        Raises:
-            EngineStoppedError, or an error of the model.
-        """
+        """Score the tokens of prompts at the rule's limit. Raises EngineStoppedError, or an error of the model."""
         self.charge(ctx, sum(len(prompt.ids) for prompt in prompts))
         loops = depth.limit
         futures = [

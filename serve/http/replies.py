@@ -45,10 +45,7 @@ class Reply:
     def __init__(
         self, service: Service, prompts: Sequence[Prompt], streams: Sequence[TextStream], body: GenerationBody
     ) -> None:
-        """Create a reply.
-
-        streams: choices, ordered by prompt.
-        """
+        """Create a reply. streams: choices, ordered by prompt."""
         self.body = body
         self.streams = streams
         self._service = service

@@ -140,10 +140,7 @@ class AdvanceRows:
 
 
 def build(engine: Engine, model: WorldModel, log: WorldLog, ids: tuple[int, ...]) -> ForwardGenerator[Any]:
-    """Build the world of a log. Worlds of one context share its KV cache.
-
-    ids: tokens of the context.
-    """
+    """Build the world of a log. Worlds of one context share its KV cache. ids: tokens of the context."""
     key = ids, log.depth
     world: Any = model.start(*key) if isinstance(model, PrefixModel) else engine.cache.get(key)
     if world is None:

@@ -96,11 +96,7 @@ class TooMuchTextError(RuntimeError):
 
 
 class Answer(NamedTuple):
-    """Reply to a step, kept for a repeated request.
-
-    request: everything that the reply depends on.
-    reply: JSON.
-    """
+    """Reply to a step, kept for a repeated request. request: everything that the reply depends on. reply: JSON."""
 
     step_id: str
     request: str
@@ -165,11 +161,7 @@ class WorldStore:
         file: WorldFile | None = None,
         rate_limiter: RateLimiter | None = None,
     ) -> None:
-        """Load the sessions of the file.
-
-        clock: seconds since 1970.
-        rate_limiter: quotas of keys.
-        """
+        """Load the sessions of the file. clock: seconds since 1970. rate_limiter: quotas of keys."""
         self.limits = limits
         self._rate_limiter = rate_limiter or RateLimiter()
         self._clock = clock

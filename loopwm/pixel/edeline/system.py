@@ -339,10 +339,7 @@ class EdelineWorld(LatentWorld[EdelineState]):
 
 
 def same_episode(begins: Tensor) -> Tensor:
-    """Mark the frames (B, L) of the last frame's episode.
-
-    begins: bool (B, L), True at an episode's first frame
-    """
+    """Mark the frames (B, L) of the last frame's episode. begins: bool (B, L), True at an episode's first frame."""
     later = begins.flip(1).long().cumsum(1).flip(1) - begins.long()  # beginnings after each frame
     return later == 0
 

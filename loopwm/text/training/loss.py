@@ -170,10 +170,7 @@ def continuation_loss(logits_N: Tensor, outcomes: Outcomes) -> Term:
 
 
 def acceptance_loss(logits_N: Tensor, outcomes: Outcomes) -> Term:
-    """Binary cross-entropy of acceptance at supervised steps, summed.
-
-    Diagnostics: accept_loss and accept_accuracy.
-    """
+    """Binary cross-entropy of acceptance at supervised steps, summed. Diagnostics: accept_loss and accept_accuracy."""
     return _chance_loss("accept", logits_N[outcomes.supervised], outcomes.accepted[outcomes.supervised])
 
 
