@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
 from eval.scores.predictions import Prediction
 from loopwm.records.template import Context, ContextKind, window_context
@@ -55,6 +55,11 @@ class Metered(Protocol):
 class WindowBaseline(ABC):
     """Predictor that answers each window by itself."""
 
+    @classmethod
+    def load(cls, windows: Sequence[Window], train_episodes: Sequence[Path]) -> Self:
+        """Load the baseline for these windows. Raises InputError for windows that it cannot predict."""
+        return cls()
+
     @property
     def identity(self) -> Mapping[str, str | int]:
         return {}
@@ -79,8 +84,3 @@ class Copy(WindowBaseline):
     def answers(self, context: Context, env: str, actions: Sequence[str], horizons: Sequence[int]) -> dict[int, str]:
         last = context.history[-1] if context.history else context
         return dict.fromkeys(horizons, last.observation)
-
-
-def load_copy(windows: Sequence[Window], train_episodes: Sequence[Path]) -> Copy:
-    """Load the baseline, which needs neither."""
-    return Copy()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from loopwm.records.command import above_zero, at_least_zero, positive
@@ -16,7 +16,7 @@ from loopwm.records.template import ContextKind
 from loopwm.records.windows import Window
 
 if TYPE_CHECKING:  # imported where they are made: their packages take seconds, and `--help` needs none
-    from eval.models.base import Predictor
+    from eval.models.base import Predictor, WindowBaseline
 
 DEFAULT_SHOTS = 4
 DEFAULT_CACHE = Path("runs/replies.sqlite")
@@ -25,27 +25,25 @@ CHECKPOINT, ENDPOINT = "checkpoint", "endpoint"
 
 @dataclass(frozen=True)
 class Baseline:
-    """Named baseline. module, loader: of `eval.models`, the function that loads it."""
+    """Named baseline. place: module:class in `eval.models`."""
 
     purpose: str
-    module: str
-    loader: str
+    place: str
 
     def make(self, windows: Sequence[Window], train_episodes: Sequence[Path]) -> Predictor:
-        load: Callable[..., Predictor] = getattr(import_module(f"eval.models.{self.module}"), self.loader)
-        return load(windows, train_episodes)
+        kind: type[WindowBaseline] = resolve_name(f"eval.models.{self.place}")
+        return kind.load(windows, train_episodes)
 
 
 BASELINES = {
-    "recall": Baseline("what a checkpoint recalls with --memory, by itself", "retrieve", "load_recall"),
-    "copy": Baseline("the last observation again", "base", "load_copy"),
-    "retrieve": Baseline("what followed the most similar place of a train episode (BM25)", "retrieve", "load_retrieve"),
+    "recall": Baseline("what a checkpoint recalls with --memory, by itself", "retrieve:Recall"),
+    "copy": Baseline("the last observation again", "base:Copy"),
+    "retrieve": Baseline("what followed the most similar place of a train episode (BM25)", "retrieve:Retrieve"),
     "retrieve-names": Baseline(
         "the same, chosen or continued by readings and in the names of the place asked about",
-        "retrieve_names",
-        "load_retrieve_names",
+        "retrieve_names:RetrieveNames",
     ),
-    "track": Baseline("what the rules of ALFWorld answer to what was seen", "track", "load_track"),
+    "track": Baseline("what the rules of ALFWorld answer to what was seen", "track:Track"),
 }
 
 

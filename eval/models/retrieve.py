@@ -9,6 +9,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -25,6 +26,10 @@ class Retrieval(WindowBaseline):
     def __init__(self, episodes: Sequence[TrainEpisode]) -> None:
         self._episodes = episodes
         self._index = cache(self._make_index)
+
+    @classmethod
+    def load(cls, windows: Sequence[Window], train_episodes: Sequence[Path]) -> Self:
+        return cls(read_episodes_for(windows, train_episodes))
 
     @cached_property
     def identity(self) -> Mapping[str, str | int]:
@@ -56,6 +61,10 @@ class Recall(WindowBaseline):
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
 
+    @classmethod
+    def load(cls, windows: Sequence[Window], train_episodes: Sequence[Path]) -> Self:
+        return cls(Memory(read_episodes_for(windows, train_episodes)))
+
     @cached_property
     def identity(self) -> Mapping[str, str | int]:
         return {"episodes_sha256": self._memory.sha256}
@@ -63,16 +72,6 @@ class Recall(WindowBaseline):
     def answers(self, context: Context, env: str, actions: Sequence[str], horizons: Sequence[int]) -> dict[int, str]:
         last = context.history[-1] if context.history else context
         return {k: self._memory.recall(context, actions[:k]) or last.observation for k in horizons}
-
-
-def load_recall(windows: Sequence[Window], train_episodes: Sequence[Path]) -> Recall:
-    """Load the baseline. Raises InputError if the episodes lack an environment of the windows."""
-    return Recall(Memory(read_episodes_for(windows, train_episodes)))
-
-
-def load_retrieve(windows: Sequence[Window], train_episodes: Sequence[Path]) -> Retrieve:
-    """Load the baseline. Raises InputError if the episodes lack an environment of the windows."""
-    return Retrieve(read_episodes_for(windows, train_episodes))
 
 
 def read_episodes_for(windows: Sequence[Window], train_episodes: Sequence[Path]) -> list[TrainEpisode]:

@@ -11,15 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 
 from eval.models.alignment import Scene, rename, renaming
 from eval.models.readings import ReadingIndex, continue_in_view
-from eval.models.retrieve import Retrieval, read_episodes_for
+from eval.models.retrieve import Retrieval
 from eval.scores.metrics import names_of
-from loopwm.records.windows import Window
 from loopwm.text.memory import Index, Place, Question, TrainEpisode, verb
 
 EARLIER_STEPS = 8
@@ -58,8 +56,3 @@ def _pairs(place: Place, question: Question) -> tuple[list[tuple[str, str]], lis
     alike = [pair for pair in islice(steps, EARLIER_STEPS) if verb(pair[0][0]) == verb(pair[1][0])]
     actions = [pair for pair in deferred if verb(pair[0]) == verb(pair[1])]
     return [*actions, *((old[0], new[0]) for old, new in alike)], [(old[1], new[1]) for old, new in alike]
-
-
-def load_retrieve_names(windows: Sequence[Window], train_episodes: Sequence[Path]) -> RetrieveNames:
-    """Load the baseline. Raises InputError if the episodes lack an environment of the windows."""
-    return RetrieveNames(read_episodes_for(windows, train_episodes))

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 from eval.models.base import WindowBaseline
 from loopwm.records.errors import InputError
@@ -53,17 +54,16 @@ _STATE = re.compile(r"The ([a-z]+ \d+) is (on|hot|cold|clean)\.")
 class Track(WindowBaseline):
     """Predict by simulating a window's actions in the known state of its game."""
 
+    @classmethod
+    def load(cls, windows: Sequence[Window], train_episodes: Sequence[Path] = ()) -> Self:
+        for env in sorted({window["env"] for window in windows} - {"alfworld"}):
+            raise InputError(f"--model: 'track' must have windows of alfworld, whose rules it applies, got {env!r}")
+        return cls()
+
     def answers(self, context: Context, env: str, actions: Sequence[str], horizons: Sequence[int]) -> dict[int, str]:
         game = known_game(context)
         answers = [game.play(action) for action in actions[: max(horizons)]]
         return {k: answers[k - 1] for k in horizons}
-
-
-def load_track(windows: Sequence[Window], train_episodes: Sequence[Path] = ()) -> Track:
-    """Load the baseline. Raises InputError for windows of another environment."""
-    for env in sorted({window["env"] for window in windows} - {"alfworld"}):
-        raise InputError(f"--model: 'track' must have windows of alfworld, whose rules it applies, got {env!r}")
-    return Track()
 
 
 def known_game(context: Context) -> Known:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.models.retrieve import Retrieve, load_retrieve
+from eval.models.retrieve import Retrieve
 from loopwm.records.errors import InputError
 from loopwm.records.windows import Window
 from tests.fixtures.windows import MakeWindow, episode
@@ -25,7 +25,7 @@ def train(tmp_path: Path) -> Path:
 
 def predict(train: Path, window: Window) -> dict[int, str]:
     horizons = range(1, len(window["actions"]) + 1)
-    return load_retrieve([window], [train]).predict([window], "observed", horizons)[0].texts
+    return Retrieve.load([window], [train]).predict([window], "observed", horizons)[0].texts
 
 
 @pytest.mark.parametrize(("seen", "expected"), [("A stove.", "Kitchen: a stove."), ("A bath.", "Bathroom: a bath.")])
@@ -71,7 +71,7 @@ def test_identity_is_of_the_episodes_and_not_of_their_files(
     make_window: MakeWindow, train: Path, tmp_path: Path
 ) -> None:
     def identity(*paths: Path) -> object:
-        retrieve: Retrieve = load_retrieve([make_window()], paths)
+        retrieve = Retrieve.load([make_window()], paths)
         return retrieve.identity
 
     first, *rest = train.read_text().splitlines(keepends=True)
@@ -83,13 +83,13 @@ def test_identity_is_of_the_episodes_and_not_of_their_files(
 
 def test_train_episodes_of_the_environment_are_needed(make_window: MakeWindow, train: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--train-episodes: must be given for retrieval"):
-        load_retrieve([make_window()], [])
+        Retrieve.load([make_window()], [])
     with pytest.raises(InputError, match="must hold episodes of 'alfworld'"):
-        load_retrieve([make_window(env="alfworld")], [train])
+        Retrieve.load([make_window(env="alfworld")], [train])
     dev = tmp_path / "dev.jsonl"
     dev.write_text(episode(("go", "A."), split="dev"))
     with pytest.raises(InputError, match=r"dev.jsonl: line 1: split"):
-        load_retrieve([make_window()], [dev])
+        Retrieve.load([make_window()], [dev])
     dev.write_text(episode(("go", "A.")) + episode((" ", "A.")))
     with pytest.raises(InputError, match=r"dev.jsonl: line 2: steps\[1\].action: must not be empty"):
-        load_retrieve([make_window()], [dev])
+        Retrieve.load([make_window()], [dev])

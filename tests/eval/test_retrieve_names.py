@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from eval.models.alignment import Scene, rename, renaming
-from eval.models.retrieve import load_retrieve
-from eval.models.retrieve_names import load_retrieve_names
+from eval.models.retrieve import Retrieve
+from eval.models.retrieve_names import RetrieveNames
 from eval.scores.metrics import names_of
 from loopwm.records.windows import Window
 from tests.fixtures.windows import MakeWindow, episode
@@ -22,7 +22,7 @@ LOOK = "look at inclined plane b"
 
 def predict(train: Path, window: Window) -> list[str]:
     horizons = range(1, len(window["actions"]) + 1)
-    return list(load_retrieve_names([window], [train]).predict([window], "observed", horizons)[0].texts.values())
+    return list(RetrieveNames.load([window], [train]).predict([window], "observed", horizons)[0].texts.values())
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_the_answer_is_told_in_the_names_of_the_action_asked(
         history=[(None, "Start."), ("look around", "a wood block.")], actions=["move lemon seed to flower pot 2"]
     )
     assert predict(train, window) == ["You move the lemon seed to the flower pot 2."]
-    plain = load_retrieve([window], [train]).predict([window], "observed", [1])[0].texts
+    plain = Retrieve.load([window], [train]).predict([window], "observed", [1])[0].texts
     assert plain == {1: "You move the apple seed to the flower pot 3."}
 
 

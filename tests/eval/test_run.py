@@ -139,7 +139,7 @@ def test_what_needs_no_torch_does_not_load_it(suite_path: Path, tmp_path: Path, 
 
 def use(monkeypatch: pytest.MonkeyPatch, predictor: Predictor) -> None:
     """Makes `copy` another predictor."""
-    monkeypatch.setattr("eval.models.base.load_copy", lambda *_: predictor)
+    monkeypatch.setattr("eval.models.base.Copy.load", lambda *_: predictor)
 
 
 class Short(Copy):

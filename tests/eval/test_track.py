@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from eval.__main__ import main
-from eval.models.track import NOTHING, Track, load_track
+from eval.models.track import NOTHING, Track
 from loopwm.records.errors import InputError
 from tests.fixtures.windows import MakeWindow
 
@@ -152,7 +152,7 @@ def test_other_environments_are_refused(
     make_window: MakeWindow, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(InputError, match="--model: 'track' must have windows of alfworld"):
-        load_track([make_window()])
+        Track.load([make_window()])
     out = tmp_path / "run"
     asked = ["run", "--suite", "scienceworld-500", "--context", "observed", "--out", str(out), "--model", "track"]
     assert main(asked) == 2

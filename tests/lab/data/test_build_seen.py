@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from eval.__main__ import main
-from eval.models.retrieve import load_retrieve
+from eval.models.retrieve import Retrieve
 from eval.scores.seen import load_table
 from eval.scores.suites import load_suite
 from lab.__main__ import main as lab_main
@@ -69,7 +69,7 @@ def test_a_table_and_a_baseline_name_the_same_episodes_by_one_hash(
     train.write_text("".join(episode(("a", "x"), ("b", name)) for name in "yz"))
     suite = load_suite(str(write_suite([make_window("w")])))
     (table,) = build_tables([suite], [train])
-    assert load_retrieve(suite.windows, [train]).identity == {"episodes_sha256": table.episodes_sha256}
+    assert Retrieve.load(suite.windows, [train]).identity == {"episodes_sha256": table.episodes_sha256}
 
 
 def test_other_environments_do_not_make_a_window_seen(
