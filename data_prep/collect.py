@@ -159,13 +159,6 @@ def _play_all(
             future.cancel()
 
 
-def local_executor(workers: int, initializer: Callable[[], None] | None = None) -> Executor:
-    """Return an executor of local processes, each with its own simulator; one worker needs no other process."""
-    if workers == 1:
-        return ThreadPoolExecutor(1, initializer=initializer)
-    return ProcessPoolExecutor(workers, get_context("spawn"), initializer)
-
-
 @contextmanager
 def dask_executor(scheduler: str) -> Iterator[Executor]:
     """Yield the workers of a Dask cluster, which retries lost work on the others. Raises InputError."""
@@ -286,9 +279,12 @@ def _run_text(args: argparse.Namespace, initializer: Callable[[], None] | None) 
         hidden_every=args.hidden_every or 4, plays=args.plays or 1,
     )  # fmt: skip
     shard = parse_shard(args.shard)
-    workers: AbstractContextManager[Executor] = (
-        dask_executor(args.dask) if args.dask else local_executor(args.workers, initializer)
-    )
+    if args.dask:
+        workers: AbstractContextManager[Executor] = dask_executor(args.dask)
+    elif args.workers == 1:  # needs no other process
+        workers = ThreadPoolExecutor(1, initializer=initializer)
+    else:
+        workers = ProcessPoolExecutor(args.workers, get_context("spawn"), initializer)
     started = time.monotonic()
     with workers as executor:
         total = collect(plan, args.out, executor, shard, args.solutions)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
 
 from loopwm.records.errors import InputError
@@ -29,5 +29,4 @@ def named(registry: Mapping[str, str], name: str, key: str) -> Any:
     """Import the class registered under `name`. Raises InputError, naming `key`, if there is none."""
     if name not in registry:
         raise InputError(f"{key}: must be one of {', '.join(registry)}, got {name!r}")
-    module, _, attribute = registry[name].partition(":")
-    return getattr(import_module(module), attribute)
+    return resolve_name(registry[name])
