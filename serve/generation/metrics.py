@@ -52,7 +52,6 @@ class Metrics:
     def __init__(self, model: str, load: Callable[[], tuple[int, int]], cache: PrefixCache, used: Used) -> None:
         """Create a registry of its own. load: returns the numbers of running and of waiting requests."""
         self._registry = CollectorRegistry()
-        self._registry.register(Totals(model, cache, used))
         ProcessCollector(registry=self._registry)
         self._model = model
         self._gauge("num_requests_running", "Requests that decode.", lambda: load()[0])
@@ -78,6 +77,7 @@ class Metrics:
         self._seconds = self._metric(Histogram, name, text, "method", "route", buckets=SECONDS)
         text = "Generations by outcome: a finish reason, error or cancelled."
         self._outcomes = self._metric(Counter, "request_outcome", text, "outcome")
+        self._registry.register(Totals(model, cache, used))
 
     def record_response(self, method: str, route: str, status: int, seconds: float) -> None:
         """Record a response of the HTTP layer. route: path pattern."""
