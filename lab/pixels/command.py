@@ -108,10 +108,16 @@ def _add_probes(tasks: Tasks) -> None:
     package = add_task(tasks, "package", _package, purpose, "checkpoint folder to write")
     package.add_argument("--run", type=Path, required=True, dest="folder", help="folder of a finished run of an agent")
     package.add_argument("--starts", type=positive, default=32, help="episodes to start in (default: %(default)s)")
+    purpose = "package a world without an agent, with a card of recorded play"
+    recorded = add_task(tasks, "package-recorded", _package_recorded, purpose, "checkpoint folder to write")
+    recorded.add_argument("--model", type=Path, required=True, help="checkpoint folder of the world")
+    recorded.add_argument("--frames", type=Path, required=True, help="held-out episodes")
+    recorded.add_argument("--starts", type=positive, default=16, help="episodes to start in (default: %(default)s)")
+    recorded.add_argument("--sampling", type=yaml_section, default={}, metavar="{KEY: VALUE}", help=SAMPLING)
     purpose = "write the card of a packaged world again, measured with the agent of any run of its environment"
     card = add_task(tasks, "card", _card, purpose, "checkpoint folder of the world")
     card.add_argument("--run", type=Path, required=True, dest="folder", help="folder of a run of an agent")
-    for task in (package, card):
+    for task in (package, recorded, card):
         task.add_argument("--rollouts", type=positive, default=2000, help="of each policy (default: %(default)s)")
         task.add_argument("--steps", type=positive, default=8, help="steps of a rollout (default: %(default)s)")
         task.add_argument("--seed", type=int, default=1000, help="default: %(default)s")
@@ -213,6 +219,13 @@ def _package(args: argparse.Namespace) -> None:
 
     card = package(args.folder, args.out, args.starts, args.rollouts, args.steps, args.seed)
     print(json.dumps(card, indent=1))
+
+
+def _package_recorded(args: argparse.Namespace) -> None:
+    from lab.pixels.packaged_world import package_recorded
+
+    plan = args.starts, args.rollouts, args.steps, args.sampling, args.seed
+    print(json.dumps(package_recorded(args.model, args.frames, args.out, *plan), indent=1))
 
 
 def _card(args: argparse.Namespace) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ def load(model: Path, episode: Path) -> tuple[PixelSystem, FrameEpisode]:
 
 def world_of(system: PixelSystem, sampling: Mapping[str, Any]) -> FrameWorld[Any]:
     """Return the world. sampling: keys of that section. Raises InputError naming the key at fault."""
-    return system.world(typed(system.Sampling, dict(sampling)))
+    return system.world(typed(system.Sampling, asdict(system.sampling) | dict(sampling)))
 
 
 @dataclass(frozen=True)

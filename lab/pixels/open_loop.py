@@ -17,13 +17,14 @@ from torch import Tensor
 
 from loopwm.pixel.imagined import FrameWorld
 from loopwm.pixel.replay import Replay, as_learned
+from serve.pixels.game import TOLERANCE, cell_size
 
 
 @dataclass(frozen=True)
 class OpenLoopRollouts:
     """Real and imagined columns, each (B, T): reward, end, whole, exact, and valid, False after a row's first end.
 
-    lit: pixels above zero in each channel, (B, T, C).
+    lit: pixels above zero in each channel, (B, T, C). cells: share of a frame's cells that agree (`serve.pixels.game`).
 
     Worlds imagine no truncation, so it does not count as an end, but steps after it are invalid.
     """
@@ -48,9 +49,13 @@ class OpenLoopRollouts:
         }
 
 
+FRAMES = ("whole", "exact", "cells", "lit")
+"""Columns of frames."""
+
+
 def means(part: dict[str, NDArray[Any]], name: str, axis: int | None = None) -> Any:
     """Return means of a column over valid rows; final frames, on which worlds are not trained, count in no figure."""
-    counted, column = part["valid"] & ~part["end"] if name in ("whole", "exact", "lit") else part["valid"], part[name]
+    counted, column = part["valid"] & ~part["end"] if name in FRAMES else part["valid"], part[name]
     counted = counted.reshape(*counted.shape, *[1] * (column.ndim - 2))  # lit has a value for each channel
     with np.errstate(invalid="ignore"):  # no valid row at an age: NaN
         return (column * counted).sum(axis) / counted.sum(axis)
@@ -59,6 +64,14 @@ def means(part: dict[str, NDArray[Any]], name: str, axis: int | None = None) -> 
 def lit_pixels(frames: NDArray[np.uint8]) -> NDArray[np.int64]:
     """Count pixels above zero in each channel: (..., H, W, C) -> (..., C)."""
     return np.count_nonzero(frames, axis=(-3, -2))
+
+
+def agreeing_cells(frames: NDArray[np.uint8], real: NDArray[np.uint8]) -> NDArray[np.float64]:
+    """Return the share of cells in which frames (..., H, W, C) do not differ from real ones, (...)."""
+    distance, size = np.abs(frames.astype(np.float32) - real).max(-1), cell_size(real[0, 0])
+    rows, columns = (np.arange(0, side, size) for side in distance.shape[-2:])
+    of_cells = [np.add.reduceat(np.add.reduceat(d, rows, -2), columns, -1) for d in (distance, np.ones_like(distance))]
+    return (of_cells[0] / of_cells[1] < TOLERANCE).mean((-1, -2))
 
 
 def whole(frames: NDArray[np.uint8], real: NDArray[np.uint8]) -> NDArray[np.bool_]:
@@ -114,6 +127,7 @@ def open_loop_rollouts(
     exact = (frames == segments.next_obs[:, ages]).all((2, 3, 4)) & real["valid"]
     imagined = {"reward": reward, "end": end, "whole": whole(frames, inside), "exact": exact, "valid": _valid(end)}
     imagined["lit"] = lit_pixels(frames)
+    imagined["cells"] = agreeing_cells(frames, segments.next_obs[:, ages])
     return OpenLoopRollouts(real, imagined)
 
 

@@ -6,7 +6,8 @@ play and in the agent's, of other seeds than the run's; and it says whether imag
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from loopwm.pixel.checkpoint import WEIGHTS, load_checkpoint, save_checkpoint
 from loopwm.pixel.gym import real_environments
 from loopwm.pixel.imagined import EnvState, FrameWorld, Policy, RandomPolicy, rollout
 from loopwm.pixel.replay import Replay
+from loopwm.records.config import typed
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json, read_json_lines, write_json
 from loopwm.records.frames import FrameSpace, write_episode
@@ -30,6 +32,8 @@ from loopwm.records.frames import FrameSpace, write_episode
 CARD = "card.json"
 STEPS = 400
 """Steps of each real environment that rollouts start in."""
+RECORDED = 32
+"""Frames of recorded play before a rollout: most include the beginning of an episode."""
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Random actions of the policies that are ranked."""
 
@@ -55,6 +59,26 @@ def package(folder: Path, out: Path, starts: int, rollouts: int, ages: int, seed
     chance = RandomPolicy(space.actions, np.random.default_rng(seed))
     _write_starts(out / "starts", played(env, chance, space, seed, "random"), starts)
     return write_card(folder, out, rollouts, ages, seed)
+
+
+def package_recorded(
+    model: Path, frames: Path, out: Path, starts: int, rollouts: int, ages: int, sampling: Mapping[str, Any], seed: int
+) -> dict[str, Any]:
+    """Write the folder `out` for a world without an agent; return the card, of recorded play that it has not seen.
+
+    model: checkpoint folder. frames: folder of held-out episodes. sampling: keys of that section, with which the
+    packaged world is stepped. Others as of `package`. Raises InputError for frames of another environment, or too few.
+    """
+    system, replay = load_checkpoint(model).to(torch.bfloat16), Replay.from_folder(frames)
+    system.space.require(replay.space, str(frames))
+    system.sampling = typed(system.Sampling, asdict(system.sampling) | dict(sampling))
+    save_checkpoint(system, out)
+    _write_starts(out / "starts", replay, starts)
+    card: dict[str, Any] = {"environment": system.space.env, "system": system.name, "seed": seed, "rollouts": rollouts}
+    world = load_checkpoint(out).world()
+    card |= {"context": RECORDED, "recorded": rows(world, replay, rollouts, RECORDED, ages, seed)}
+    write_json(out / CARD, card)
+    return card
 
 
 def _checked_config(folder: Path, seed: int) -> AgentConfig:
@@ -115,7 +139,7 @@ def rows(world: FrameWorld[Any], play: Replay, count: int, context: int, ages: i
     columns: dict[str, Any] = {"n_real": real["valid"].sum(0), "n_imagined": imagined["valid"].sum(0)}
     for name in ("reward", "end"):
         columns |= {f"{name}_real": means(real, name, 0), f"{name}_imagined": means(imagined, name, 0)}
-    columns |= {name: means(imagined, name, 0) for name in ("whole", "exact")}
+    columns |= {name: means(imagined, name, 0) for name in ("whole", "exact", "cells")}
     columns |= {"pixels_real": means(real, "lit", 0), "pixels_imagined": means(imagined, "lit", 0)}
     return [{"age": age + 1} | {name: _plain(column[age]) for name, column in columns.items()} for age in range(ages)]
 
@@ -146,7 +170,7 @@ def _write_starts(folder: Path, play: Replay, count: int) -> None:
     """
     whole = [episode for episode in play.episodes() if not episode.open][:count]
     if len(whole) < count:
-        raise InputError(f"--starts: must be at most {len(whole)}, the episodes of {STEPS} steps, got {count}")
+        raise InputError(f"--starts: must be at most {len(whole)}, the whole episodes of the play, got {count}")
     folder.mkdir()
     for number, episode in enumerate(whole):
         write_episode(folder / f"{number:03d}.npz", episode)

@@ -22,11 +22,13 @@ PREPARED = "prepared."
 
 
 def save_checkpoint(system: PixelSystem, folder: Path) -> None:
-    """Write a checkpoint folder atomically, replacing an existing one."""
+    """Write a checkpoint folder atomically, replacing an existing one. Changed settings of sampling are in it."""
     temporary = folder.with_name(folder.name + ".tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     sections = {"model": asdict(system.config), "objective": asdict(system.objective), "space": asdict(system.space)}
+    if system.sampling != system.Sampling():
+        sections["sampling"] = asdict(system.sampling)
     config = json.dumps({"system": system.name, **sections}, indent=1) + "\n"
     tensors = system.state_dict() | {PREPARED + name: tensor for name, tensor in system.prepared().items()}
     with writing(folder):
@@ -51,6 +53,7 @@ def load_checkpoint(folder: Path, name: str | None = None) -> PixelSystem:
         model = _complete_section(kind.Model, record, "model")
         objective = _complete_section(kind.Objective, record, "objective")
         system = kind(model, objective, typed(FrameSpace, record["space"]))
+        system.sampling = typed(kind.Sampling, record.get("sampling", {}))
         if not (folder / WEIGHTS).is_file():
             raise ValueError(f"{WEIGHTS}: no such file")
         tensors = load_file(folder / WEIGHTS)  # safetensors: loads no code

@@ -7,6 +7,7 @@ envs = gymnasium.make_vec("loopwm/Imagined-v0", num_envs=64)  # the packaged wor
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +68,7 @@ def make_vector_env(
         starts: folder of recorded episodes to start in, None for `starts` in the checkpoint
         context: recorded frames that a world starts from
         horizon: steps before truncation
-        sampling: section of the model's system, None for its defaults
+        sampling: keys of the section that differ from the checkpoint's
         render_mode: None or rgb_array
     """
     from loopwm.pixel.checkpoint import load_checkpoint
@@ -76,7 +77,7 @@ def make_vector_env(
 
     folder = world_folder(checkpoint)
     system, replay = load_checkpoint(folder), Replay.from_folder(Path(starts or folder / "starts"))
-    world = system.world(typed(system.Sampling, sampling or {}))
+    world = system.world(typed(system.Sampling, asdict(system.sampling) | (sampling or {})))
     return ImaginedVectorEnv(world, replay, num_envs, context, horizon, render_mode=render_mode)
 
 

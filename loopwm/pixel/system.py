@@ -82,6 +82,8 @@ class PixelSystem(nn.Module):
     def __init__(self, config: Any, objective: Any, space: FrameSpace) -> None:
         super().__init__()
         self.config, self.objective, self.space = config, objective, space
+        self.sampling = self.Sampling()
+        """How worlds are stepped that are made without it."""
         self.looped = config
         """Section with mu_rec, default_depth and max_loops: `model`, unless a subclass says otherwise."""
 
@@ -121,7 +123,7 @@ class PixelSystem(nn.Module):
         return self.loss(batch, depth, generator)
 
     def world(self, sampling: Any = None) -> FrameWorld[Any]:
-        """Return the model as a world. sampling: an instance of `Sampling`, None for its defaults."""
+        """Return the model as a world. sampling: an instance of `Sampling`, None for the system's."""
         raise NotImplementedError
 
 

@@ -14,8 +14,10 @@ from loopwm.pixel import registry
 from loopwm.pixel.agents.agent_trainer import AgentTrainer
 from loopwm.pixel.agents.config import agent_config
 from loopwm.pixel.checkpoint import load_checkpoint, save_checkpoint
+from loopwm.pixel.gym import CATCH
 from loopwm.pixel.imagined import Imagined
 from loopwm.pixel.program import PixelProgram
+from loopwm.pixel.storm.system import StormSampling
 from loopwm.pixel.system import PixelSystem, make_system, mean_of
 from loopwm.pixel.training_config import training_config
 from loopwm.records.errors import InputError
@@ -122,6 +124,24 @@ def test_a_system_that_is_not_registered_is_refused_by_name(read):
 def test_a_learner_that_is_not_registered_is_refused_by_name():
     with pytest.raises(InputError, match=r"learner: must be one of .*, got 'sarsa'"):
         agent_config({"system": "twisted-agent", "learner": "sarsa"})
+
+
+def test_worlds_of_a_checkpoint_are_stepped_as_it_says(tmp_path):
+    system = load_checkpoint(CATCH)
+    assert "sampling" not in json.loads((CATCH / "config.json").read_text())
+    system.sampling = StormSampling(latents="mode")
+    save_checkpoint(system, tmp_path / "model")
+    again = load_checkpoint(tmp_path / "model")
+    assert again.sampling == system.sampling
+
+    def frames(world, seed):
+        generator, action = torch.Generator().manual_seed(seed), torch.zeros(32, dtype=torch.int64)
+        obs = torch.randint(0, 256, (32, 1, 10, 5, 1), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+        state = world.start(obs, action[:, None][:, :0], torch.ones(32, 1, dtype=torch.bool), generator)
+        return world.show(world.step(state, action, generator).state)
+
+    assert torch.equal(frames(again.world(), 1), frames(again.world(), 2))
+    assert not torch.equal(frames(again.world(StormSampling()), 1), frames(again.world(StormSampling()), 2))
 
 
 def test_a_checkpoint_of_another_system_is_refused(still, tmp_path):

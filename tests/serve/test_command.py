@@ -19,6 +19,7 @@ import pytest
 
 from loopwm.core.exit_rules import RULES, Fixed
 from loopwm.records.command import missing_package
+from loopwm.records.errors import InputError
 from loopwm.text.model.configuration import PRESETS, LoopWMConfig
 from loopwm.text.model.modeling import LoopWMForCausalLM
 from serve.run import listen, listen_unix
@@ -223,7 +224,7 @@ def test_it_serves_under_the_folders_name_and_finishes_what_runs_when_told_to_en
         assert server.wait() == 0
 
 
-def test_a_unix_socket_takes_the_place_of_one_that_was_left_behind_and_of_nothing_else(capsys, tmp_path):
+def test_a_unix_socket_takes_the_place_of_one_that_was_left_behind_and_of_nothing_else(tmp_path):
     path = tmp_path / "socket"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
@@ -231,10 +232,12 @@ def test_a_unix_socket_takes_the_place_of_one_that_was_left_behind_and_of_nothin
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(path))
             living.accept()[0].close()
-        assert refusal(capsys, "--uds", str(path)) == f"error: --uds: cannot listen on {path}: Address already in use\n"
+        with pytest.raises(InputError, match=f"--uds: cannot listen on {path}: Address already in use"):
+            listen_unix(path)
     path.unlink()
     path.write_text("a file")
-    refusal(capsys, "--uds", str(path))
+    with pytest.raises(InputError, match="Address already in use"):
+        listen_unix(path)
     assert path.read_text() == "a file"
 
 

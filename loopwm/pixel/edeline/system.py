@@ -277,7 +277,7 @@ class Edeline(PixelSystem):
         return self.frame_loss(to_signed(batch.next_obs[rows, at]), before, h[rows, at], generator)
 
     def world(self, sampling: EdelineSampling | None = None) -> EdelineWorld:
-        return EdelineWorld(self, EdelineSampling() if sampling is None else sampling)
+        return EdelineWorld(self, self.sampling if sampling is None else sampling)
 
 
 class EdelineWorld(LatentWorld[EdelineState]):

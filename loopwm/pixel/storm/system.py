@@ -97,7 +97,7 @@ class StormSystem(PixelSystem):
         return loss, {name: mean_of(mean, batch.action.numel()) for name, mean in means.items()}
 
     def world(self, sampling: StormSampling | None = None) -> StormWorld:
-        return StormWorld(self, StormSampling() if sampling is None else sampling)
+        return StormWorld(self, self.sampling if sampling is None else sampling)
 
 
 @dataclass(frozen=True)

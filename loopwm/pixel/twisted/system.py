@@ -95,7 +95,7 @@ class TwistedSystem(PixelSystem):
         return logits.float().masked_fill(unused, -math.inf).softmax(-1)
 
     def world(self, sampling: TwistedSampling | None = None) -> TwistedWorld:
-        chosen = TwistedSampling() if sampling is None else sampling
+        chosen = self.sampling if sampling is None else sampling
         grid = self.tokenizer.grid
         return TwistedWorld(self, chosen.decoder.decoder(grid, chosen.centre.region(grid)))
 

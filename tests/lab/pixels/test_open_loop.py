@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from lab.pixels.open_loop import lit_pixels, means, open_loop_rollouts, whole
+from lab.pixels.open_loop import agreeing_cells, lit_pixels, means, open_loop_rollouts, whole
 from loopwm.pixel.imagined import EnvState, Imagined, RandomPolicy, rollout
 from loopwm.pixel.replay import Replay
+from serve.pixels.game import differing
 from tests.fixtures.blocks import COLUMNS, MOVES, PATCH, ROWS, SPACE, drawn
 from tests.pixel.agents.test_agent_trainer import blocks
 
@@ -91,3 +92,12 @@ def test_frames_with_two_balls_or_none_are_not_whole() -> None:
     imagined[0, 3, 2, 2, 0] = imagined[0, 3, :2, 0, 1] = 255
     assert lit_pixels(imagined)[0].tolist() == [[1, 0], [2, 0], [0, 0], [1, 2]]
     assert whole(imagined, real)[0].tolist() == [True, False, False, False]
+
+
+def test_cells_agree_as_the_game_says() -> None:
+    rng = np.random.default_rng(0)
+    real = rng.integers(0, 256, (2, 3, 33, 20, 3), dtype=np.uint8)
+    frames = np.clip(real + rng.integers(-42, 43, real.shape), 0, 255).astype(np.uint8)
+    expected = [[1 - differing(real[b, t], frames[b, t]).mean() for t in range(3)] for b in range(2)]
+    np.testing.assert_allclose(agreeing_cells(frames, real), expected)
+    assert 0.1 < np.mean(expected) < 0.9
