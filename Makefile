@@ -42,7 +42,7 @@ DOCS_VENV := .venv-docs
 TEST_PROCESSES ?= 2
 # Installed after the project: in one call pip does not see that the project is what it needs.
 PLUGIN := ./examples/textworld_environment
-EXTRAS := data,train,eval,mcp,envs,pixel,crafter,minatar,dask,dev
+EXTRAS := data,train,eval,mcp,envs,pixel,crafter,minatar,minigrid,dask,dev
 
 .PHONY: data train-reference probe serve test test-times test-slow test-lab lint docs test-vllm test-games test-openenv test-browser conformance mutants figures test-extras
 
@@ -81,7 +81,7 @@ $(EXTRAS_VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(EXTRAS_VENV)/bin/python || $(PYTHON) -m venv $(EXTRAS_VENV)
 	grep -v '^pandas==' constraints.txt > $(EXTRAS_VENV)/constraints.txt
 	PATH=$(abspath $(EXTRAS_VENV)/bin):$$PATH $(EXTRAS_VENV)/bin/python -m pip install -c $(EXTRAS_VENV)/constraints.txt \
-	  -e '.[$(EXTRAS),atari,minigrid,rliable,alfworld]'
+	  -e '.[$(EXTRAS),atari,rliable,alfworld]'
 	PATH=$(abspath $(EXTRAS_VENV)/bin):$$PATH $(EXTRAS_VENV)/bin/python -m pip install -c $(EXTRAS_VENV)/constraints.txt $(PLUGIN)
 	touch $@
 

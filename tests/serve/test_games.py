@@ -82,7 +82,7 @@ def test_every_packaged_world_is_on_the_page(client):
 @pytest.mark.parametrize(
     ("fields", "status", "param", "words"),
     [
-        ({"model": "pong"}, 404, "model", "'pong' does not exist; this service has 'breakout, catch'"),
+        ({"model": "pong"}, 404, "model", "'pong' does not exist; this service has 'breakout', 'catch', 'memory'"),
         ({"model": "../catch"}, 404, "model", "does not exist"),
         ({"model": "catch", "keys": "0x"}, 400, "keys", "must be of 0 to 2, A, B, F, N, ., got 'x'"),
         ({"model": "catch", "keys": "0" * 1001}, 400, "keys", "at most 1000"),
