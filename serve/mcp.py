@@ -160,7 +160,7 @@ def _ends(step: Json) -> bool:
 def build_server(client: Client) -> MCPServer:
     """Build the server of a service's worlds. Raises WorldError if the service does not answer."""
     tools = WorldTools(client)
-    server = MCPServer("loopwm", instructions=INSTRUCTIONS)
+    server = MCPServer("loopwm", instructions=INSTRUCTIONS, log_level="WARNING")  # else two lines a request
     for tool in (
         *(tools.create_world, tools.imagine, tools.actions, tools.compare),
         *(tools.fork, tools.observe, tools.delete_world),
