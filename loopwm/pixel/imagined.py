@@ -43,6 +43,8 @@ class FrameWorld(Protocol[S]):
     """
 
     space: FrameSpace
+    context: int = 8
+    """Frames that are enough to start from in the middle of an episode."""
 
     def start(self, obs: Tensor, action: Tensor, first: Tensor, generator: torch.Generator) -> S:
         """Return the state after a context of frames.

@@ -20,8 +20,6 @@ from loopwm.records.frames import FrameEpisode
 
 Array = NDArray[Any]
 
-CONTEXT = 8
-"""Real frames that an imagined world is forked from."""
 HISTORY = 200
 """Steps that can be taken back: a state of a large world takes a megabyte."""
 CELLS = 16
@@ -208,7 +206,7 @@ class Game:
 
     def _recent(self) -> tuple[list[Array], list[int]]:
         """Return the last frames, real ones if there is a simulator, and the actions between them."""
-        views = [moment.real or moment.imagined for moment in self._moments][-CONTEXT:]
+        views = [moment.real or moment.imagined for moment in self._moments][-self._world.context :]
         return [view.frame for view in views], self._actions[self.age + 1 - len(views) :]
 
     def _start(self, frames: Sequence[Array], actions: Sequence[int], count: int = 1) -> Any:

@@ -22,7 +22,7 @@ from loopwm.pixel.gym import CATCH, real_environment
 from loopwm.records.errors import InputError
 from loopwm.records.files import PACKAGED
 from loopwm.records.frames import FrameSpace, episode_files, read_episode
-from serve.pixels.game import CONTEXT, TOLERANCE, Game, differing
+from serve.pixels.game import TOLERANCE, Game, differing
 from serve.pixels.pictures import GAP, OUTLINE, half_blocks, picture
 from serve.pixels.play import Keyboard
 
@@ -141,7 +141,7 @@ def test_fork_starts_the_imagined_world_from_real_frames(steps, game, monkeypatc
     monkeypatch.setattr(game._world, "start", recorded)
     game.fork()
     ((obs, action, first, _),) = contexts
-    frames = min(steps + 1, CONTEXT)
+    frames = min(steps + 1, 8)
     assert np.array_equal(obs[0, -1], game.now.real.frame)
     assert (obs.shape[1], action.tolist()) == (frames, [actions[steps + 1 - frames :]])
     assert first.tolist() == [[frames == steps + 1] + [False] * (frames - 1)]

@@ -286,6 +286,7 @@ class EdelineWorld(LatentWorld[EdelineState]):
     def __init__(self, system: Edeline, sampling: EdelineSampling) -> None:
         self.system, self.sampling, self.space = system, sampling, system.space
         self.depth, self.width = system.looped.default_depth, system.width
+        self.context = system.config.memory.window
 
     @torch.no_grad()
     def start(self, obs: Tensor, action: Tensor, first: Tensor, generator: torch.Generator) -> EdelineState:
