@@ -29,7 +29,7 @@ from eval.scores.rows import OVERALL, Item
 from eval.scores.suites import suite_names
 from lab.estimates import over_runs
 from lab.figures.predictions import FOLDER, PREVIOUS, SUFFIX, Rescored, exact_matches
-from lab.figures.studies import Copy, Difference, Percent, Study
+from lab.figures.studies import Copy, Difference, Percent, PixelStudy, Study
 from lab.reports.decisions import Accuracy, Decision, accuracy, decisions_of
 from lab.reports.error_kinds import error_kind
 from lab.reports.papers import printed
@@ -513,6 +513,7 @@ def names_in(root: Path) -> dict[str, Any]:
         "weights": weights,
         "training": lambda name: Training(store.json(f"training/{name}.json")),
         "study": lambda name: Study(store.json(f"studies/{name}.json"), copied=False),
+        "pixel_study": lambda name: PixelStudy(store.json(f"pixels/{name}.json")),
         "copied_study": lambda name: Study(store.json(f"studies/{name}.json"), copied=True),
         "copied": lambda name: Copy(**store.json(f"copied/{name}.json")["table"]),
         "config": partial(read_config, root),

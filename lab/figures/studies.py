@@ -39,7 +39,40 @@ class Difference:
         return "above" if self.low > 0 else "below" if self.high < 0 else "level"
 
 
-class Study:
+class Differences:
+    """Differences of a reference from other arms, as studies store them."""
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._differences = {row["arm"]: row for row in rows}
+
+    def minus(self, arm: str) -> Difference:
+        """Return the difference of the reference and an arm."""
+        row = self._differences[arm]
+        return Difference(*(100 * row[name] for name in ("difference", "low", "high")))
+
+    def by_seed(self, arm: str) -> list[float]:
+        return [100 * value for value in self._differences[arm]["by_seed"]]
+
+
+class PixelStudy(Differences):
+    """Stored result of `lab pixels looping`."""
+
+    def __init__(self, stored: Mapping[str, Any]) -> None:
+        super().__init__(stored["differences"])
+        self._arms, self._exact = stored["arms"], stored["exact"]
+
+    def exact(self, arm: str) -> list[Percent]:
+        """Return the shares of exact frames by seed."""
+        return [Percent(100 * share) for share in self._exact[arm]]
+
+    def parameters(self, arm: str) -> int:
+        return int(self._arms[arm][0]["parameters"])
+
+    def flops(self, arm: str) -> int:
+        return int(self._arms[arm][0]["flops"])
+
+
+class Study(Differences):
     """Stored result of a study.
 
     copied: its own results are lost and it was copied from a page. Raises InputError if it is not so.
@@ -48,17 +81,9 @@ class Study:
     def __init__(self, stored: Mapping[str, Any], *, copied: bool) -> None:
         if copied != ("transcribed" in stored):
             raise InputError(f"study {stored['study']}: must be named {'study' if copied else 'copied_study'}")
+        super().__init__(stored["differences"])
         self.windows, self.seeds = stored["windows"], stored["seeds"]
-        self._differences = {row["arm"]: row for row in stored["differences"]}
         self._costs = {row["arm"]: row for row in stored["costs"]}
-
-    def minus(self, arm: str) -> Difference:
-        """Return the difference of an arm from the reference."""
-        row = self._differences[arm]
-        return Difference(*(100 * row[name] for name in ("difference", "low", "high")))
-
-    def by_seed(self, arm: str) -> list[float]:
-        return [100 * value for value in self._differences[arm]["by_seed"]]
 
     def em(self, arm: str) -> float:
         return 100 * float(self._costs[arm]["em"])
