@@ -24,7 +24,7 @@ from loopwm.records.files import PACKAGED
 from loopwm.records.frames import FrameSpace, episode_files, read_episode
 from serve.pixels.game import TOLERANCE, Game, differing
 from serve.pixels.pictures import GAP, OUTLINE, half_blocks, picture
-from serve.pixels.play import Keyboard
+from serve.pixels.play import Keyboard, open_game
 
 SEED = 3
 
@@ -298,3 +298,23 @@ def test_simulator_of_another_version_plays_alone(capsys, monkeypatch):
     captured = capsys.readouterr()
     assert captured.err.startswith("the imagined world alone: simulator of catch: version is '2 drift=0', expected")
     assert "real" not in captured.out
+
+
+def test_packaged_maze_is_remembered_while_nothing_of_it_is_seen():
+    pytest.importorskip("minigrid")
+
+    def agreement(context: int) -> float:
+        """Share of cells that agree when the agent turns back, from a world that starts again from so many frames."""
+        game, _, missing = open_game(CATCH.parent / "memory", seed=0)
+        assert missing == ""
+        assert game._world.context == 96
+        game._world.context = context
+        for action in [0] * 4 + [6] * 12 + [0] * 2:
+            game.act(action)
+        game.fork()
+        for _ in range(2):
+            game.act(0)
+        return float(1 - game.now.cells.mean())
+
+    assert agreement(96) > 0.98
+    assert agreement(1) < 0.8
