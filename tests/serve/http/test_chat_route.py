@@ -21,13 +21,16 @@ from serve.engine.scheduler import RetryEstimator
 from serve.generation.metrics import Metrics
 from serve.generation.prompts import Prompt, PromptReader
 from serve.generation.rate_limits import RateLimiter
-from serve.generation.service import Service
+from serve.generation.service import ModelCard, Service
 from serve.generation.streams import TextDelta, Token
 from serve.http.bodies import Message
 from serve.http.server import Server
 
 VALUES = {Message, SamplingParams, Prompt, PrefillResult, Event, Scores, TextDelta, Token}
-SERVICES = {Server, ModelRunner, PrefixCache, Metrics, RateLimiter, PromptReader, Service, RetryEstimator}
+SERVICES = {
+    *(Server, ModelRunner, ModelCard, PrefixCache, Metrics),
+    *(RateLimiter, PromptReader, Service, RetryEstimator),
+}
 MOST = 12
 
 

@@ -36,10 +36,18 @@ def text_of(client, **fields: Any) -> str:
     return completion(client, **fields)["choices"][0]["text"]
 
 
+def test_a_model_of_several_names_answers_to_all_by_the_first(serving, tiny_model):
+    with serving(tiny_model, names=("one", "two")) as client:
+        assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["one", "two"]
+        assert client.get("/v1/models/two").json()["id"] == "two"
+        answer = client.post("/v1/completions", json={"model": "two", "prompt": "boil", "max_tokens": 2})
+        assert answer.json()["model"] == "one"
+        check_error(client.get("/v1/models/gpt"), 404, "model", "this service has 'one', 'two'")
+
+
 def test_models_and_health(client):
-    assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["tiny", "tiny-alias"]
-    assert client.get("/v1/models/tiny-alias").json()["id"] == "tiny-alias"
-    assert client.post("/v1/completions", json={"model": "tiny-alias", "prompt": "boil"}).json()["model"] == "tiny"
+    assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["tiny"]
+    assert client.get("/v1/models/tiny").json()["object"] == "model"
     assert client.get("/health").json()["status"] == "ok"
 
 
