@@ -5,8 +5,7 @@
 
 Each server answers a quarter of the prompts with 1, 8, 32 and 64 requests at once (greedy, to the end of the
 observation, as token ids, so that neither tokenizes): `new`, and then `again`, when both keep their prefixes. vLLM runs
-in float32 with its defaults, prefix caching and compilation among them. Texts are compared: a server that says less
-would be faster.
+in float32 and eager mode with prefix caching. Texts are compared: a server that says less would be faster.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from typing import Any
 
 import httpx
 
-from lab.benchmarks.vllm_parity import LENGTH, our_server, questions, serving, vllm_server
+from lab.benchmarks.vllm_parity import LIMITS, our_server, questions, serving, vllm_server
 from loopwm.records.command import positive
 from loopwm.records.files import PACKAGED, write_json
 from loopwm.records.provenance import provenance
 from loopwm.records.template import LONGEST_OBSERVATION
 
 AT_ONCE = (1, 8, 32, 64)
-VLLM = ["--max-model-len", str(LENGTH), "--max-num-seqs", str(max(AT_ONCE)), "--enable-prefix-caching"]
+VLLM = [*LIMITS, "--max-num-seqs", str(max(AT_ONCE)), "--enable-prefix-caching"]
 
 
 def ask(client: httpx.Client, model: str, prompt: Sequence[int]) -> str:
