@@ -145,7 +145,7 @@ def _show(game: Game) -> tuple[Moment, str]:
 def build_parser() -> argparse.ArgumentParser:
     parser = doc_parser("loopwm play --pixels", __doc__, f"{KEYS}\n\n{EXAMPLE}")
     parser.add_argument("--pixels", action="store_true", required=True, help=argparse.SUPPRESS)
-    parser.add_argument("--model", type=world_folder, default=CATCH, help="folder, or catch (default), breakout or memory")
+    parser.add_argument("--model", type=world_folder, default=CATCH, help="folder, catch (default), breakout or memory")
     parser.add_argument("--starts", type=Path, help="recorded episodes to start in where there is no simulator")
     parser.add_argument("--keys", help="play these keys instead of the terminal's")
     parser.add_argument("--gif", type=Path, metavar="FILE", help="record the game (needs Pillow)")
