@@ -160,3 +160,13 @@ def test_other_world_keeps_its_own_game(game):
     game.get_by_role("button", name="Play").click()
     game.get_by_text("Episode 1, step 1").wait_for()
     assert game.locator("#moves button").count() == 3
+
+
+def test_maze_has_a_button_for_each_action_and_both_sides_agree(game):
+    game.get_by_label("World", exact=True).select_option("memory")
+    game.locator("#moves button").nth(6).wait_for()
+    for step, key in enumerate(["ArrowLeft"] * 4 + ["6"] * 3, start=1):
+        game.keyboard.press(key)
+        until(game, f"step {step}$")
+    assert "Cells that differ: 0" in game.locator("#divergence").inner_text()
+    shoot(game, "pixels-memory")
