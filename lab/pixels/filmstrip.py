@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from lab.reports.figures import save_figure
 from loopwm.pixel.checkpoint import load_checkpoint
 from loopwm.pixel.imagined import FrameWorld
 from loopwm.pixel.system import PixelSystem
-from loopwm.records.config import typed
 from loopwm.records.errors import InputError
 from loopwm.records.files import write_atomic
 from loopwm.records.frames import FrameEpisode, read_episode
@@ -36,7 +35,7 @@ def load(model: Path, episode: Path) -> tuple[PixelSystem, FrameEpisode]:
 
 def world_of(system: PixelSystem, sampling: Mapping[str, Any]) -> FrameWorld[Any]:
     """Return the world. sampling: keys of that section. Raises InputError naming the key at fault."""
-    return system.world(typed(system.Sampling, asdict(system.sampling) | dict(sampling)))
+    return system.world(system.sampling_with(sampling))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ play and in the agent's, of other seeds than the run's; and it says whether imag
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from loopwm.pixel.checkpoint import WEIGHTS, load_checkpoint, save_checkpoint
 from loopwm.pixel.gym import real_environments
 from loopwm.pixel.imagined import EnvState, FrameWorld, Policy, RandomPolicy, rollout
 from loopwm.pixel.replay import Replay
-from loopwm.records.config import typed
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json, read_json_lines, write_json
 from loopwm.records.frames import FrameSpace, write_episode
@@ -71,7 +69,7 @@ def package_recorded(
     """
     system, replay = load_checkpoint(model).to(torch.bfloat16), Replay.from_folder(frames)
     system.space.require(replay.space, str(frames))
-    system.sampling = typed(system.Sampling, asdict(system.sampling) | dict(sampling))
+    system.sampling = system.sampling_with(sampling)
     save_checkpoint(system, out)
     _write_starts(out / "starts", replay, starts)
     card: dict[str, Any] = {"environment": system.space.env, "system": system.name, "seed": seed, "rollouts": rollouts}

@@ -7,7 +7,6 @@ envs = gymnasium.make_vec("loopwm/Imagined-v0", num_envs=64)  # the packaged wor
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,6 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
-from loopwm.records.config import typed
 from loopwm.records.errors import naming
 from loopwm.records.frames import FrameSpace
 
@@ -77,7 +75,7 @@ def make_vector_env(
 
     folder = world_folder(checkpoint)
     system, replay = load_checkpoint(folder), Replay.from_folder(Path(starts or folder / "starts"))
-    world = system.world(typed(system.Sampling, asdict(system.sampling) | (sampling or {})))
+    world = system.world(system.sampling_with(sampling or {}))
     return ImaginedVectorEnv(world, replay, num_envs, context, horizon, render_mode=render_mode)
 
 

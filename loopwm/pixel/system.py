@@ -9,7 +9,7 @@ Shape suffixes: B rows, T environment steps, H/W/C frame.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field, make_dataclass
+from dataclasses import asdict, field, make_dataclass
 from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import torch
@@ -20,6 +20,7 @@ from loopwm.pixel.dynamics import Depth
 from loopwm.pixel.imagined import FrameWorld
 from loopwm.pixel.registry import SYSTEMS, named
 from loopwm.pixel.replay import Segments, as_learned
+from loopwm.records.config import typed
 from loopwm.records.errors import naming
 from loopwm.records.frames import FrameSpace
 
@@ -121,6 +122,10 @@ class PixelSystem(nn.Module):
     def forward(self, batch: FrameBatch, depth: Depth, generator: torch.Generator) -> tuple[Tensor, Diagnostics]:
         """Return `loss`: wrappers for several processes call `forward`."""
         return self.loss(batch, depth, generator)
+
+    def sampling_with(self, changes: Mapping[str, Any]) -> Any:
+        """Return its settings of sampling with these keys changed. Raises InputError naming the key at fault."""
+        return typed(self.Sampling, asdict(self.sampling) | dict(changes))
 
     def world(self, sampling: Any = None) -> FrameWorld[Any]:
         """Return the model as a world. sampling: an instance of `Sampling`, None for the system's."""
