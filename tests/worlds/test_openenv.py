@@ -51,7 +51,7 @@ def url(model) -> Iterator[str]:
 @contextmanager
 def running(app: FastAPI) -> Iterator[str]:
     """The address of a server."""
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
