@@ -165,6 +165,7 @@ def mean_returns(metrics: Path) -> tuple[NDArray[np.int64], Array]:
 def exact_shares(protocol: LoopingProtocol, world: Any, play: Replay) -> Array:
     """Return the share of exact frames among those before the real end, by rollout: (rollouts,).
 
+    A frame is exact if no cell differs: frames that EDELINE denoises have no pixel of exactly the real value.
     A frame after an imagined end counts as wrong, so that all worlds are measured on the same frames.
     """
     rng = np.random.default_rng(protocol.seed)
@@ -173,7 +174,7 @@ def exact_shares(protocol: LoopingProtocol, world: Any, play: Replay) -> Array:
     )
     real, imagined = compared.real, compared.imagined
     counted = real["valid"] & ~real["end"]  # worlds are not trained on final frames
-    right = imagined["exact"] & imagined["valid"] & ~imagined["end"] & counted
+    right = (imagined["cells"] == 1) & imagined["valid"] & ~imagined["end"] & counted
     some = counted.any(1)
     return right[some].sum(1) / counted[some].sum(1)
 
