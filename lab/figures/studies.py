@@ -59,11 +59,11 @@ class PixelStudy(Differences):
 
     def __init__(self, stored: Mapping[str, Any]) -> None:
         super().__init__(stored["differences"])
-        self._arms, self._exact = stored["arms"], stored["exact"]
+        self._arms, self._right = stored["arms"], stored["right"]
 
-    def exact(self, arm: str) -> list[Percent]:
-        """Return the shares of exact frames by seed."""
-        return [Percent(100 * share) for share in self._exact[arm]]
+    def right(self, arm: str) -> list[Percent]:
+        """Return what is right by seed."""
+        return [Percent(100 * share) for share in self._right[arm]]
 
     def parameters(self, arm: str) -> int:
         return int(self._arms[arm][0]["parameters"])

@@ -1,6 +1,6 @@
-"""Looping study: train agents by a protocol and compare the exact frames of their worlds in the same held-out play.
+"""Looping study: train agents by a protocol and compare the frames of their worlds in the same held-out play.
 
-OUT/ARM/seed-N is a training run with `worlds.json`, the shares of exact frames by rollout and the settings they were
+OUT/ARM/seed-N is a training run with `worlds.json`, what is right of each rollout and the settings they were
 measured with; finished work is skipped.
 """
 
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -56,6 +56,8 @@ class LoopingProtocol(Protocol):
     """Frames before a rollout."""
     steps: int = 8
     """Imagined steps of a rollout."""
+    column: Literal["exact", "cells"] = "exact"
+    """What counts as right, of `open_loop.FRAMES`: denoised frames have no pixel of exactly the real value."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,9 +91,9 @@ def run_looping_study(protocol: LoopingProtocol, out: Path) -> None:
         "study": "looping in pixels",
         "protocol": asdict(protocol),
         "arms": {
-            arm: [{k: v for k, v in run.items() if k != "exact"} for run in runs] for arm, runs in measured.items()
+            arm: [{k: v for k, v in run.items() if k != "right"} for run in runs] for arm, runs in measured.items()
         },
-        "exact": {arm: [float(np.mean(run["exact"])) for run in runs] for arm, runs in measured.items()},
+        "right": {arm: [float(np.mean(run["right"])) for run in runs] for arm, runs in measured.items()},
         "differences": [asdict(difference) for difference in compare(protocol, measured)],
         "verdict": verdict(compare(protocol, measured)),
         "provenance": provenance("lab"),
@@ -115,7 +117,7 @@ def held_out(protocol: LoopingProtocol) -> Replay:
 def complete(protocol: LoopingProtocol, arm: str, seed: int, folder: Path, play: Replay) -> dict[str, Any]:
     """Train and measure a run; skip work already done with these settings. Raises InputError if training fails."""
     file = folder / "worlds.json"
-    settings = {key: getattr(protocol, key) for key in ("seed", "rollouts", "context", "steps")}
+    settings = {key: getattr(protocol, key) for key in ("seed", "rollouts", "context", "steps", "column")}
     settings |= {"base": protocol.base, "overrides": list(protocol.overrides(arm, seed))}
     if file.is_file() and (record := read_json(file))["settings"] == settings:
         return record["measured"]
@@ -131,13 +133,13 @@ def measure(protocol: LoopingProtocol, config: AgentConfig, folder: Path, play: 
     """Measure a finished run.
 
     Returns:
-        `exact`: share of exact frames of each rollout; `parameters`, and `flops` of a step, of the world;
+        `right`: mean of the protocol's column in each rollout; `parameters`, and `flops` of a step, of the world;
         `final_return` of the last episodes, and `reached`, the interactions at which GOAL was, or None
     """
     system = load_checkpoint(folder / "model")
     interactions, returns = mean_returns(folder / "metrics.jsonl")
     return {
-        "exact": exact_shares(protocol, system.world(config.sampling), play).round(6).tolist(),
+        "right": right_shares(protocol, system.world(config.sampling), play).round(6).tolist(),
         "parameters": sum(p.numel() for p in system.parameters()),
         "flops": step_flops(system, config),
         "final_return": float(returns[-1]),
@@ -162,10 +164,9 @@ def mean_returns(metrics: Path) -> tuple[NDArray[np.int64], Array]:
     ) / LAST
 
 
-def exact_shares(protocol: LoopingProtocol, world: Any, play: Replay) -> Array:
-    """Return the share of exact frames among those before the real end, by rollout: (rollouts,).
+def right_shares(protocol: LoopingProtocol, world: Any, play: Replay) -> Array:
+    """Return the mean of the protocol's column over frames before the real end, by rollout: (rollouts,).
 
-    A frame is exact if no cell differs: frames that EDELINE denoises have no pixel of exactly the real value.
     A frame after an imagined end counts as wrong, so that all worlds are measured on the same frames.
     """
     rng = np.random.default_rng(protocol.seed)
@@ -174,7 +175,7 @@ def exact_shares(protocol: LoopingProtocol, world: Any, play: Replay) -> Array:
     )
     real, imagined = compared.real, compared.imagined
     counted = real["valid"] & ~real["end"]  # worlds are not trained on final frames
-    right = (imagined["cells"] == 1) & imagined["valid"] & ~imagined["end"] & counted
+    right = imagined[protocol.column] * (imagined["valid"] & ~imagined["end"] & counted)
     some = counted.any(1)
     return right[some].sum(1) / counted[some].sum(1)
 
@@ -191,12 +192,12 @@ def step_flops(system: PixelSystem, config: AgentConfig) -> int:
 
 def compare(protocol: LoopingProtocol, measured: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[ArmDifference]:
     """Compare the reference with every other arm."""
-    exact = {arm: np.array([run["exact"] for run in runs]) for arm, runs in measured.items()}
-    ours = exact[protocol.reference]
+    right = {arm: np.array([run["right"] for run in runs]) for arm, runs in measured.items()}
+    ours = right[protocol.reference]
     items = range(ours.shape[1])
     return [
         ArmDifference.of(ours, theirs, items, reference=protocol.reference, arm=arm)
-        for arm, theirs in exact.items()
+        for arm, theirs in right.items()
         if arm != protocol.reference
     ]
 
@@ -217,17 +218,24 @@ def render(results: Mapping[str, Any], differences: Sequence[ArmDifference]) -> 
         f"# Study: looping in pixels\n\n{protocol['question']}\n\n{protocol['rollouts']} rollouts of "
         f"{protocol['steps']} steps; seeds {', '.join(map(str, protocol['seeds']))}. Verdict: {results['verdict']}.\n\n"
     )
-    header = ["Arm", "parameters", "FLOPs of a step", "exact frames by seed, %", "return by seed", "0.9 reached at"]
+    header = [
+        "Arm",
+        "parameters",
+        "FLOPs of a step",
+        f"{protocol['column']} by seed, %",
+        "return by seed",
+        "0.9 reached at",
+    ]
     lines = [
         [
             arm,
             f"{runs[0]['parameters']:,}",
             f"{runs[0]['flops']:,}",
-            ", ".join(f"{100 * share:.2f}" for share in results["exact"][arm]),
+            ", ".join(f"{100 * share:.2f}" for share in results["right"][arm]),
             ", ".join(f"{run['final_return']:.2f}" for run in runs),
             ", ".join("never" if run["reached"] is None else f"{run['reached']:,}" for run in runs),
         ]
         for arm, runs in results["arms"].items()
     ]
     pairs = [[f"{d.reference} - {d.arm}", *difference_cells(d, "em")] for d in differences]
-    return head + table(header, lines) + "\n\n" + table(["Exact frames", "Points", *DIFFERENCE_HEADER], pairs) + "\n"
+    return head + table(header, lines) + "\n\n" + table(["Right frames", "Points", *DIFFERENCE_HEADER], pairs) + "\n"

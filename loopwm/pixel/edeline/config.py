@@ -30,6 +30,8 @@ class EdelineConfig:
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "encoder_stem", "action_dim", "head_hidden", "frames")
+        if not self.encoder_channels:
+            raise ValueError("encoder_channels: must have at least one level")
         if self.frames > self.burn_in:
             raise ValueError(f"frames: must be at most burn_in ({self.burn_in}), got {self.frames}")
         if len(set(self.rewards)) < 2:

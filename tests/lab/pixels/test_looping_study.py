@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 
 from lab.__main__ import main
 from lab.pixels import looping_study
-from lab.pixels.looping_study import LoopingProtocol, compare, exact_shares, held_out, mean_returns, verdict
+from lab.pixels.looping_study import LoopingProtocol, compare, held_out, mean_returns, right_shares, verdict
 from lab.studies.differences import SeedDifference
 from lab.studies.study_protocol import load_protocol
 from loopwm.pixel.imagined import Imagined
@@ -55,10 +55,11 @@ class Rules:
 
 def test_shares_of_right_deaf_and_short_worlds(protocol):
     play = held_out(protocol)
-    assert exact_shares(protocol, Rules(), play).tolist() == [1.0] * len(exact_shares(protocol, Rules(), play))
-    deaf = exact_shares(protocol, Rules(deaf=True), play)
+    assert right_shares(protocol, Rules(), play).tolist() == [1.0] * len(right_shares(protocol, Rules(), play))
+    deaf = right_shares(protocol, Rules(deaf=True), play)
     assert 0.05 < deaf.mean() < 0.7
-    assert exact_shares(protocol, Rules(short=True), play).max() == 0
+    assert right_shares(replace(protocol, column="cells"), Rules(deaf=True), play).mean() > 0.9
+    assert right_shares(protocol, Rules(short=True), play).max() == 0
 
 
 def test_returns_count_every_episode_of_a_record(tmp_path, monkeypatch):
@@ -99,7 +100,7 @@ def test_comparison_is_the_reference_less_each_arm(protocol):
     rows = {"looped": 0.9, "once": 0.7, "equal-flops": 0.95}
     rng = np.random.default_rng(0)
     noise = rng.normal(0, 0.01, (3, 40))
-    measured = {arm: [{"exact": share + noise[seed]} for seed in range(3)] for arm, share in rows.items()}
+    measured = {arm: [{"right": share + noise[seed]} for seed in range(3)] for arm, share in rows.items()}
     by_arm = {d.arm: d.difference for d in compare(protocol, measured)}
     assert by_arm == {"once": pytest.approx(0.2), "equal-flops": pytest.approx(-0.05)}
 

@@ -71,6 +71,7 @@ def test_an_interrupted_run_ends_as_the_whole_one(run, config_file, tmp_path):
         ("model.frames=3", "model.frames: must be at most burn_in (2), got 3"),
         ("model.unet.channels=[16, 16, 16, 16]", "model.unet.blocks: "),
         ("model.unet={channels: [16, 16, 16], blocks: [1, 1, 1]}", "model.channels: 3 levels and a stem of 1"),
+        ("model.encoder_channels=[]", "model.encoder_channels: must have at least one level"),
         ("model.encoder_channels=[8, 8]", "model.encoder_channels: 2 levels and a stem of 1"),
         ("model.memory.kind=gru", "model.memory.kind: unknown key; known: "),
         ("batch.steps=1", "batch.steps: must be at least 3, got 1"),
