@@ -5,7 +5,7 @@
 #
 #   bash configs/reference.sh RUN [section.key=value ..]     RUN: the run's folder; beside it reference-data
 #
-# From what an earlier run came to, in place of from nothing: model.weights=loopwm/pretrained
+# From what an earlier run came to, in place of from nothing: model.preset=weights model.weights=loopwm/pretrained
 set -euo pipefail
 run=$1
 shift

@@ -115,7 +115,8 @@ def new_model(
             gate = "model.core.gate."
             model.load_state_dict({k: weight for k, weight in initial.state_dict().items() if not k.startswith(gate)})
         except RuntimeError as error:
-            raise InputError(f"model.weights: {' '.join(str(error).split())[:200]}") from error
+            reason = " ".join(str(error).split())[:200]
+            raise InputError(f"model.weights: {reason}; model.preset={OF_WEIGHTS} takes their shape") from error
     elif config.model.integers == "fourier":
         generator = torch.Generator().manual_seed(config.run.seed)
         start_with_fourier(model.model.embed_tokens.weight, tokenizer, generator)

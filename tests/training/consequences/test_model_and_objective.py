@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from loopwm.text.model.modeling import LoopWMForCausalLM
 from loopwm.text.model.tokenizer import fourier_features, integer_tokens, load_tokenizer
 from loopwm.text.training import loss as objective
 from loopwm.text.training.config import load_config
-from loopwm.text.training.program import TextProgram, export_model
+from loopwm.text.training.program import TextProgram, export_model, model_config, new_model
 from loopwm.trainer.trainer import Trainer
 from loopwm.training.__main__ import main
 from tests.training.consequences.watched import (
@@ -80,11 +81,21 @@ def test_a_run_begins_with_the_weights_of_a_finished_one_of_the_same_shape(confi
     arguments = ["--config", str(config_file), "--out", str(tmp_path / "other"), f"model.weights={model}"]
     assert main([*arguments, "model.overrides={block_layers: 2}"]) == 2
     assert main([*arguments[:-1], "model.weights=nowhere"]) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert [line[:22] for line in told if line.startswith("error")] == [
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+    assert [line[:22] for line in told] == [
         "error: model.weights: ",
         "error: nowhere/config.",
     ]
+    assert "; model.preset=weights takes their shape" in told[0]
+
+
+def test_the_reference_configuration_goes_on_from_the_shipped_weights():
+    shipped = "loopwm/pretrained"
+    config = load_config(Path("configs/reference.yaml"), ["model.preset=weights", f"model.weights={shipped}"])
+    tokenizer = load_tokenizer()
+    begun = new_model(model_config(config.model, len(tokenizer)), config, tokenizer).state_dict()
+    given = LoopWMForCausalLM.from_pretrained(shipped).float().state_dict()
+    assert all(torch.equal(begun[name], given[name]) for name in begun)
 
 
 @shows("system")
