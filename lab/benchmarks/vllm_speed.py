@@ -76,7 +76,7 @@ def main() -> None:
         results = {name: measure(command, Path(folder) / name, prompts) for name, command in commands.items()}
     for line in compare(results["service"], results["vllm"]):
         print(line)
-    write_json(args.out, {"prompts": len(prompts), **results, "provenance": provenance("lab")})
+    write_json(args.out, {"prompts": len(prompts), **results, "provenance": provenance("lab.benchmarks.vllm_speed")})
 
 
 if __name__ == "__main__":
