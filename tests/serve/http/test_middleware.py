@@ -40,9 +40,13 @@ class Lines(logging.Handler):
 
     def about(self, request_id: str) -> str:
         """The one line of a request. It is written when the last byte of the answer is on its way."""
-        assert wait_until(lambda: any(request_id in line for line in self.lines))
-        (line,) = [line for line in self.lines if request_id in line]
+        (line,) = self.all_about(request_id, 1)
         return line
+
+    def all_about(self, request_id: str, count: int) -> list[str]:
+        """The lines of a request, `count` at least. Those of earlier ones may come as late as these."""
+        assert wait_until(lambda: sum(request_id in line for line in self.lines) >= count)
+        return [line for line in self.lines if request_id in line]
 
 
 @pytest.fixture
@@ -123,8 +127,7 @@ def test_a_fault_is_logged_and_counted_as_what_was_answered(client, log, monkeyp
     answer = client.get("/v1/models", headers={"X-Request-Id": "faulty-1"})
     check_error(answer, 500, None)
     assert answer.headers["X-Request-Id"] == "faulty-1"
-    assert wait_until(lambda: len(log.lines) == 2)
-    line, fault = log.lines
+    line, fault = log.all_about("faulty-1", 2)
     assert " 500 " in line
     assert fault.startswith("error: request faulty-1: ")
     assert fault.endswith("RuntimeError: broken")
@@ -133,8 +136,7 @@ def test_a_fault_is_logged_and_counted_as_what_was_answered(client, log, monkeyp
 def test_the_traceback_of_a_fault_is_one_object_of_the_log_in_json(client, json_log, monkeypatch):
     monkeypatch.setattr("serve.http.openai._model_object", None)
     client.get("/v1/models", headers={"X-Request-Id": "faulty-2"})
-    assert wait_until(lambda: len(json_log.lines) == 2)
-    line, fault = map(json.loads, json_log.lines)
+    line, fault = map(json.loads, json_log.all_about("faulty-2", 2))
     assert {line["request_id"], fault["request_id"]} == {"faulty-2"}
     assert (fault["level"], fault["exception"].splitlines()[-1]) == (
         "error",
