@@ -103,6 +103,7 @@ def test_a_checkpoint_that_is_more_than_a_language_model_is_one_line(capsys, tok
     settings = {"vocab_size": len(tokenizer), **PRESETS["tiny"], switch: value}
     LoopWMForCausalLM(LoopWMConfig(**settings)).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
+    capsys.readouterr()  # saving shows its progress unless an earlier test has silenced it
     assert f"for the service, got {value}" in refusal(capsys, "--model", str(tmp_path))
 
 
