@@ -1,7 +1,7 @@
 """Measure one property of a pixel world or of an agent trained in it, or draw it.
 
-`accuracy` trains TWISTED by a protocol and counts exactly predicted frames by decoder, `looping` trains STORM's agents
-with loops and without; rerun the command to resume it. `play` reports returns in the real environment, beside random
+`accuracy` trains TWISTED by a protocol and counts exactly predicted frames by decoder, `looping` trains agents with
+loops and without; rerun the command to resume it. `play` reports returns in the real environment, beside random
 play. `rollout-curve` compares imagined with real play of an agent by rollout step, `reality-gap` over whole rollouts,
 and `calibration` the chances of events in a world with those of the game. `filmstrip` and `film` show imagined beside
 real frames of an episode, for instance one written by `record`; `curve` plots learning curves. `atari` computes
@@ -49,7 +49,7 @@ def _add_training_studies(tasks: Tasks) -> None:
     claims.add_argument("--protocol", type=Path, default=CLAIMS, help="default: %(default)s")
     claims.add_argument("--workers", type=positive, default=1, help="parallel runs (default: 1)")
     claims.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the protocol: seeds=[0]")
-    purpose = "exact frames of agents' worlds: looped, the same layers once, and as many layers as run"
+    purpose = "frames of agents' worlds: looped, the same layers once, and as many layers as run"
     looping = add_task(tasks, "looping", _looping, purpose, "folder of the study")
     looping.add_argument("--protocol", type=Path, default=LOOPING, help="default: %(default)s")
     looping.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the protocol: seeds=[0]")
