@@ -81,7 +81,7 @@ $(EXTRAS_VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(EXTRAS_VENV)/bin/python || $(PYTHON) -m venv $(EXTRAS_VENV)
 	grep -v '^pandas==' constraints.txt > $(EXTRAS_VENV)/constraints.txt
 	PATH=$(abspath $(EXTRAS_VENV)/bin):$$PATH $(EXTRAS_VENV)/bin/python -m pip install -c $(EXTRAS_VENV)/constraints.txt \
-	  -e '.[$(EXTRAS),atari,rliable,alfworld]'
+	  -e '.[$(EXTRAS),atari,rliable,alfworld]' stable-baselines3
 	PATH=$(abspath $(EXTRAS_VENV)/bin):$$PATH $(EXTRAS_VENV)/bin/python -m pip install -c $(EXTRAS_VENV)/constraints.txt $(PLUGIN)
 	touch $@
 
