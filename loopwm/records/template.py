@@ -171,9 +171,9 @@ def fit_context(
 ) -> tuple[Context, int]:
     """Drop the oldest steps after the first observation until the context fits.
 
-    It fits with at most `limit` tokens, and no step beyond `filled`. Goal, first observation and the texts of its
-    moment always stay. Returns the shortened context and the number of dropped steps. Raises ContextTooLongError if the
-    head exceeds the limit by itself.
+    It fits with at most `limit` tokens, and no step but the newest beyond `filled`. Goal, first observation and the
+    texts of its moment always stay, as does the newest step. Returns the shortened context and the number of dropped
+    steps. Raises ContextTooLongError if what stays exceeds the limit by itself.
     """
     head, steps = context_parts(context, slots)
     total = count_tokens(head)
@@ -182,9 +182,11 @@ def fit_context(
     remaining = 0
     for step in reversed(steps):
         total += count_tokens(step)
-        if total > min(limit, filled):
+        if total > (min(limit, filled) if remaining else limit):
             break
         remaining += 1
+    if steps and not remaining:
+        raise ContextTooLongError("context", f"with its newest step alone it has {total} tokens, the limit is {limit}")
     dropped = len(steps) - remaining
     return replace(context, history=context.history[dropped:]), dropped
 

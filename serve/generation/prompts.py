@@ -62,7 +62,7 @@ class PromptReader:
                 context, lambda text: len(self.encode(text)), room, self.slots, context_room
             )
         except ContextTooLongError as error:
-            shortest = template.render_prompt(replace(context, history=()), actions, self.slots)
+            shortest = template.render_prompt(replace(context, history=context.history[-1:]), actions, self.slots)
             raise PromptTooLongError("messages", len(self.encode(shortest)), self.limit) from error
         ids = tuple(self.encode(template.render_prompt(context, actions, self.slots)))
         return Prompt(ids, cut, self.is_foreign(context.goal, context.observation))

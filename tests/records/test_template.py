@@ -7,6 +7,7 @@ import pytest
 from loopwm.records import template as template
 from loopwm.records.template import (
     Context,
+    ContextTooLongError,
     FormatError,
     StateSlots,
     Transition,
@@ -89,7 +90,8 @@ def test_oldest_steps_after_the_first_observation_go_first_and_the_limit_is_kept
     steps = tuple(Transition(f"go to room {i}", f"You move to room {i}.") for i in range(50))
     context = Context("g", "o0", steps, hidden_state="a cupboard holds a cup")
     whole = count(template.render_context(context))
-    for limit in (whole, whole - 1, 100, count(template.render_context(replace(context, history=())))):
+    least = count(template.render_context(replace(context, history=steps[-1:])))
+    for limit in (whole, whole - 1, 100, least):
         fitted, dropped = fit_context(context, count, limit)
         assert fitted.history == steps[dropped:]
         assert replace(fitted, history=steps) == context, "what stands before the steps always stays"
@@ -100,6 +102,10 @@ def test_oldest_steps_after_the_first_observation_go_first_and_the_limit_is_kept
             assert count(template.render_context(one_more)) > limit
     with pytest.raises(FormatError, match="limit is 3"):
         fit_context(context, count, 3)
+    newest = replace(context, history=steps[-1:])
+    assert fit_context(context, count, whole, filled=1) == (newest, 49), "the newest step may exceed what is filled"
+    with pytest.raises(ContextTooLongError, match=f"newest step alone it has {least} tokens, the limit is {least - 1}"):
+        fit_context(context, count, least - 1)
 
 
 def test_chat_roles_are_goal_observations_and_actions():

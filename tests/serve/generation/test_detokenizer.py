@@ -77,12 +77,12 @@ def test_a_chats_history_fills_what_the_model_was_trained_on_and_its_head_may_be
     cut = PromptReader(tokenizer, StateSlots(1), context_tokens=len(whole.ids)).chat(chat(9))
     assert (cut.ids, cut.steps_cut) == (whole.ids, 6)
     bare = PromptReader(tokenizer, StateSlots(1), context_tokens=10).chat(chat(9))
-    assert (bare.ids, bare.steps_cut) == (PromptReader(tokenizer, StateSlots(1)).chat(chat(0)).ids, 9)
+    assert (bare.ids, bare.steps_cut) == (PromptReader(tokenizer, StateSlots(1)).chat(chat(1)).ids, 8)
 
 
 def test_a_prompt_over_the_limit_is_told_with_its_size(tokenizer):
     reader = PromptReader(tokenizer, StateSlots(1), limit=30)
-    size = len(PromptReader(tokenizer, StateSlots(1)).chat(chat(0, "look at " + "door " * 40)).ids)
+    size = len(PromptReader(tokenizer, StateSlots(1)).chat(chat(1, "look at " + "door " * 40)).ids)
     with pytest.raises(PromptTooLongError, match=f"messages: the prompt has {size} tokens, the limit is 30"):
         reader.chat(chat(5, "look at " + "door " * 40))
     with pytest.raises(PromptTooLongError, match="prompt: the prompt has 31 tokens, the limit is 30"):
