@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,6 +30,9 @@ PATIENCE = 60.0
 
 MOST_AT_ONCE = 256
 """Requests that the service takes in a batch."""
+
+MOST_BYTES = 1_000_000
+"""Bytes of them, under the service's limit of a body: escaped JSON is longer than what is sent."""
 
 PROXY = (502, 503, 504)
 """Statuses of a proxy, without the service's own error, that cannot reach the service."""
@@ -117,7 +122,7 @@ class _Row:
 
 
 class HttpWorlds:
-    """Worlds in a running service, up to 256 in one request. A world that the service has lost is recreated.
+    """Worlds in a running service, as many in one request as it takes. A world that the service has lost is recreated.
 
     After a WorldError the rows may be at different steps: begin again.
     """
@@ -170,7 +175,9 @@ class HttpWorlds:
         fork._rows = [replace(self._rows[row], world={}) for row in rows]
         try:
             for row in dict.fromkeys(rows):
-                self._fork(self._rows[row], [fork._rows[place] for place, other in enumerate(rows) if other == row])
+                copies = [fork._rows[place] for place, other in enumerate(rows) if other == row]
+                for start in range(0, len(copies), MOST_AT_ONCE):
+                    self._fork(self._rows[row], copies[start : start + MOST_AT_ONCE])
             fork._make([row for row in fork._rows if not row.world])
         except WorldError:
             fork.close()
@@ -242,8 +249,10 @@ class HttpWorlds:
 
     def _batch(self, requests: Sequence[Json], repeatable: bool = False) -> list[Json]:
         answers: list[Json] = []
-        for start in range(0, len(requests), MOST_AT_ONCE):
-            body = {"requests": list(requests[start : start + MOST_AT_ONCE])}
+        while rest := requests[len(answers) :]:
+            sizes = accumulate(len(json.dumps(request)) for request in rest[:MOST_AT_ONCE])
+            fitting = max(1, sum(size <= MOST_BYTES for size in sizes))
+            body = {"requests": list(rest[:fitting])}
             answers += self._client.call("POST", "/worlds:batch", body, repeatable)["data"]
         return answers
 

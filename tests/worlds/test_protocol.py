@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from copy import copy, deepcopy
+from dataclasses import asdict
 
 import httpx
 import pytest
@@ -113,6 +115,27 @@ def test_worlds_beyond_one_batch_are_stepped_in_order(client, local, monkeypatch
     for worlds in (local, remote):
         worlds.begin([KITCHEN, HALL, KITCHEN, HALL, HALL])
     assert told(remote.step(actions)) == close_to(local.step(actions))
+
+
+def test_requests_of_many_bytes_and_of_many_forks_go_in_several(client, local, monkeypatch):
+    request = {"op": "create", "model": "tiny", **asdict(HALL), "actions": []}
+    monkeypatch.setattr("loopwm.worlds.http.MOST_BYTES", 2 * len(json.dumps(request)))
+    monkeypatch.setattr("loopwm.worlds.http.MOST_AT_ONCE", 3)
+    sent, call = [], client.call
+
+    def recorded(method, path, body=None, repeatable=False):
+        sent.append((path.rpartition("/")[2], len((body or {}).get("requests", ())) or (body or {}).get("count")))
+        return call(method, path, body, repeatable)
+
+    monkeypatch.setattr(client, "call", recorded)
+    remote = HttpWorlds(client, "tiny", max_new_tokens=TOKENS)
+    for worlds in (local, remote):
+        worlds.begin([HALL] * 5)
+    assert sent == [("worlds:batch", 2), ("worlds:batch", 2), ("worlds:batch", 1)]
+    sent.clear()
+    forks = remote.fork([1] * 4)
+    assert sent == [("fork", 3), ("fork", 1)]
+    assert told(forks.step(["wait"] * 4)) == close_to([local.step(["wait"] * 5)[0]] * 4)
 
 
 def test_one_row_begins_anew_and_the_others_go_on(client, local):
