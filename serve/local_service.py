@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -36,6 +37,7 @@ def connected(args: argparse.Namespace) -> Iterator[Client]:
     command = [sys.executable, "-m", "serve", "--model", str(args.model), "--port", "0", "--access-log", "off"]
     # A session of its own, so that Ctrl-C reaches only the command.
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as server:
+        handlers = {number: signal.signal(number, _exit) for number in (signal.SIGTERM, signal.SIGHUP)}
         try:
             assert server.stdout is not None
             words = server.stdout.readline().split()
@@ -44,6 +46,13 @@ def connected(args: argparse.Namespace) -> Iterator[Client]:
             yield Client(words[-1], key)
         finally:
             server.terminate()
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+
+def _exit(number: int, _: object) -> None:
+    """End by way of `finally`: the signal's own action would leave the service running."""
+    sys.exit(128 + number)
 
 
 def read_text(option: str, path: Path) -> str:

@@ -36,6 +36,7 @@ worlds            list all worlds; * marks the current one
 world N           switch to world N
 help, quit"""
 END_OF_TEXT = "."
+FIELDS = {"goal", "observation", "history", "look", "inventory", "hidden_state", "depth"}
 
 
 @dataclass
@@ -60,12 +61,18 @@ class Game:
         self._write = write
         self._read = read
         self._recorded = list(zip(start.get("actions", ()), start.get("observations", ()), strict=False))
-        fields = ("goal", "observation", "history", "look", "inventory", "hidden_state", "depth")
-        body = {field: start[field] for field in fields if field in start}
+        body = {name: value for name, value in start.items() if name in FIELDS}
+        if "observations" not in start:  # an exported world: its actions have been imagined
+            body |= {name: value for name, value in start.items() if name in ("actions", "steps_cut")}
         world = client.call("POST", "worlds", {"model": client.model(), **body})
-        self._branches, self._current = [Branch(world["id"], [])], 0
+        self._branches, self._current = [Branch(world["id"], list(body.get("actions") or ()))], 0
         for warning in world["warnings"]:
             self._say(f"warning: {warning}")
+
+    def close(self) -> None:
+        """Delete the worlds."""
+        for branch in self._branches:
+            self._client.call("DELETE", f"worlds/{branch.id}")
 
     @property
     def prompt(self) -> str:
@@ -180,6 +187,7 @@ def main(arguments: list[str] | None = None) -> int:
             for step in start.get("history") or ():
                 print(f"> {step['action']}", step["observation"], sep="\n")
             play(game)
+            game.close()
     except (InputError, WorldError, EOFError) as error:
         print(f"error: {str(error) or 'the input ended within a text'}", file=sys.stderr)
         return 2

@@ -5,6 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -179,3 +183,30 @@ def test_a_service_of_its_own_logs_no_accesses(checkpoint, capfd):
     with connected(argparse.Namespace(url=None, model=checkpoint, api_key_file=None)) as client:
         assert client.model()
     assert "/v1/models" not in capfd.readouterr().err
+
+
+def test_an_exported_world_goes_on_where_it_was_and_worlds_are_deleted_at_the_end(worlds_client):
+    made = worlds_client.post("/v1/worlds", json={"model": "tiny", "goal": "g", "observation": "o"}).json()["id"]
+    worlds_client.post(f"/v1/worlds/{made}/step", json={"actions": ["open door", "wait"], "decode": "none"})
+    export = worlds_client.get(f"/v1/worlds/{made}/export").json()
+    said: list[str] = []
+    game = Game(Client(str(worlds_client.base_url)), {**export, "steps_cut": 2}, said.append, lambda: "")
+    for command in ("worlds", "fork"):
+        game.command(command)
+    assert said[-2] == "* 1  open door; wait\n"
+    held = [worlds_client.get(f"/v1/worlds/{branch.id}").json() for branch in game._branches]
+    assert [(world["imagined_steps"], world["steps_cut"]) for world in held] == [(2, 2), (2, 2)]
+    game.close()
+    gone = [worlds_client.get(f"/v1/worlds/{branch.id}").status_code for branch in game._branches]
+    assert gone == [410, 410]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_service_of_its_own_ends_with_the_command(checkpoint, number):
+    command = [sys.executable, "-P", "-m", "serve", "play", "--model", str(checkpoint)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as played:
+        assert played.stdout.readline()  # the game has begun
+        (server,) = Path(f"/proc/{played.pid}/task/{played.pid}/children").read_text().split()
+        played.send_signal(number)
+        assert played.wait() == 128 + number
+    assert not Path(f"/proc/{server}").exists(), "it is waited for"
