@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +68,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-batch", type=positive, default=limits.max_batch, help="most requests in a batch")
     parser.add_argument("--depth", metavar="LOOPS|RULE", help=DEPTH_HELP)
     parser.add_argument("--api-keys", type=Path, metavar="FILE", help=KEYS_HELP)
-    parser.add_argument("--grace", type=float, default=10.0, help="seconds for running requests to finish on shutdown")
-    parser.add_argument("--drain-seconds", type=float, default=0.0, help=DRAIN_HELP)
+    parser.add_argument("--grace", type=_seconds, default=10.0, help="seconds to finish running requests")
+    parser.add_argument("--drain-seconds", type=_seconds, default=0.0, help=DRAIN_HELP)
     parser.add_argument("--trusted-proxies", nargs="+", default=[], metavar="ADDRESS", help=PROXIES_HELP)
     parser.add_argument("--world-ttl", type=float, default=worlds.ttl, help="seconds until an unused world expires")
     parser.add_argument("--worlds-file", type=Path, metavar="FILE", help="SQLite file that keeps worlds over restarts")
@@ -83,6 +84,12 @@ def _port(text: str) -> int:
     if not text.isdigit() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"must be a port, 0 to 65535, got {text!r}")
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    if not re.fullmatch(r"\d+\.?\d*", text):
+        raise argparse.ArgumentTypeError(f"must be seconds, at least 0, got {text!r}")
+    return float(text)
 
 
 def _prefix(text: str) -> str:

@@ -46,7 +46,8 @@ class Problem:
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:
-        retry = {"Retry-After": "1"} if self.status == 503 else {}  # seconds, unless there is an estimate
+        # In seconds, unless there is an estimate. A world is busy for a moment after its client has gone, too.
+        retry = {"Retry-After": "1"} if self.status == 503 or self.code == "world_busy" else {}
         return JSONResponse(self.envelope(), self.status, {**retry, **self.headers})
 
 
@@ -197,7 +198,7 @@ async def _respond(request: Request, error: Exception) -> JSONResponse:
         paths: dict[str, dict[str, object]] = request.app.openapi()["paths"]
         target = path_of(request.scope)
         fitting = (operations for path, operations in paths.items() if compile_path(path)[0].match(target))
-        methods = sorted({method.upper() for operations in fitting for method in operations})
+        methods = sorted({method.upper() for operations in fitting for method in operations}) or ["GET"]  # of pages
         problem = replace(problem, headers={"Allow": ", ".join(methods)})
     return problem.response()
 

@@ -166,7 +166,7 @@ async def _read_body(receive: Receive) -> bytes | None:
     """Read a body of at most BODY_LIMIT bytes: a chunked one announces no length. None if the client disconnects.
 
     Raises:
-        HTTPException: too large, or a lone surrogate escape, which is valid JSON but cannot be encoded.
+        HTTPException: too large, or a lone surrogate, which is valid JSON but cannot be encoded.
     """
     body = bytearray()
     while True:
@@ -182,12 +182,16 @@ async def _read_body(receive: Receive) -> bytes | None:
     return bytes(body)
 
 
+SURROGATE_SIGNS = (b"\\ud", b"\\uD", b"\xed", b"\0")
+"""One of these is in a body with a lone surrogate: escaped, as bytes, or in UTF-16 or UTF-32, which JSON may be."""
+
+
 def _check_surrogates(body: bytearray) -> None:
-    if b"\\ud" in body.lower():
+    if any(sign in body for sign in SURROGATE_SIGNS):
         try:
             json.dumps(json.loads(body), ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
-            raise HTTPException(400, "body: contains a lone surrogate escape (\\ud800 … \\udfff)") from error
+            raise HTTPException(400, "body: contains a lone surrogate (\\ud800 … \\udfff)") from error
         except (ValueError, RecursionError):
             return  # not JSON, which the route reports
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import time
@@ -212,7 +213,8 @@ async def respond(reply: Reply) -> Response:
     """Respond with the whole reply, or with events if the body has `stream`."""
     if reply.body.stream:
         return event_stream(_events(reply))
-    return JSONResponse(reply.whole(await together([stream.deltas() for stream in reply.streams])))
+    deltas = await together([stream.deltas() for stream in reply.streams])
+    return await asyncio.to_thread(lambda: JSONResponse(reply.whole(deltas)))  # megabytes with log-probabilities
 
 
 async def _events(reply: Reply) -> AsyncIterator[Json]:

@@ -77,7 +77,8 @@ def naming_fields(body: ResponseBody) -> Iterator[None]:
     try:
         yield
     except (FormatError, CompletionTooLongError) as error:
-        kind = FormatError if type(error) is FormatError else ContextTooLongError
+        too_long = isinstance(error, (ContextTooLongError, CompletionTooLongError))
+        kind = ContextTooLongError if too_long else type(error)
         field, _, message = str(error).partition(": ")
         field = re.sub(r"(?<=\[)\d+", lambda index: str(int(index[0]) - before), field.replace("messages", "input"))
         raise kind(field.replace("max_tokens", "max_output_tokens"), message) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import resource
 import socket
 import time
@@ -28,8 +29,8 @@ server closes the connection is lost."""
 READ_SECONDS = 30.0
 """Time to receive a request, from the connection or its first byte to its last."""
 
-WRITE_SECONDS = 30.0
-"""Time that a client may stop reading."""
+WRITE_SECONDS, WRITE_BYTES = 30.0, 64 << 10
+"""Time in which a client must read some bytes of a response that waits."""
 
 HEAD_BYTES, HEAD_LINES = 32 << 10, 100
 """Most bytes and lines of a request's head, trailers included."""
@@ -126,7 +127,14 @@ class Connection(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._writing = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
+        self._watch_writing()
+
+    def _watch_writing(self, most: float = math.inf) -> None:
+        """Close the connection unless less than `most` bytes wait, and look again later."""
+        if (waiting := self.transport.get_write_buffer_size()) > most:
+            self.transport.abort()
+        else:
+            self._writing = self.loop.call_later(WRITE_SECONDS, self._watch_writing, waiting - WRITE_BYTES)
 
     def resume_writing(self) -> None:
         self._stop_write_timer()

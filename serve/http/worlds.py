@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from difflib import ndiff
 from functools import partial
 from itertools import pairwise
 from statistics import mean
@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, StringConstraints
 
 from loopwm.records.refusals import is_accepted
 from loopwm.records.template import Context, Transition
@@ -49,6 +49,7 @@ Json = dict[str, Any]
 VISIBLE = r"[^\s\x00-\x1f\x7f-\xa0\u200b-\u200f\u2028-\u202f\u2060-\u2064\ufeff]"
 """A character other than spaces, control and zero-width characters."""
 
+Text = Annotated[str, StringConstraints(strip_whitespace=True)]
 Action = Annotated[str, Field(min_length=1, max_length=2000, pattern=VISIBLE)]
 Actions = Annotated[list[Action], Field(min_length=1, max_length=MAX_ACTIONS, fail_fast=True)]
 
@@ -57,7 +58,7 @@ router = APIRouter()
 
 class HistoryStep(OwnBody):
     action: Action
-    observation: str
+    observation: Text
 
 
 class WorldBody(OwnBody):
@@ -69,12 +70,12 @@ class WorldBody(OwnBody):
     """
 
     model: str
-    goal: str
-    observation: str
+    goal: Text
+    observation: Text
     history: Annotated[list[HistoryStep], Field(max_length=MAX_STEPS, fail_fast=True)] | None = None
-    look: str | None = None
-    inventory: str | None = None
-    hidden_state: str | None = None
+    look: Text | None = None
+    inventory: Text | None = None
+    hidden_state: Text | None = None
     depth: DepthBody | None = None
     actions: Annotated[list[Action], Field(max_length=MAX_IMAGINED, fail_fast=True)] | None = None
     steps_cut: int | None = Field(None, ge=0, lt=2**31)
@@ -107,12 +108,13 @@ class StepBody(OwnBody):
             top_p=1.0 if self.top_p is None else self.top_p,
             seed=self.seed,
             step_id=self.step_id,
+            logprobs=bool(self.logprobs),
         )
 
 
 class ObserveBody(OwnBody):
     action: Action
-    observation: str
+    observation: Text
     check: bool = False
 
 
@@ -249,14 +251,23 @@ async def observe(name: str, body: ObserveBody, worlds: Worlds, ctx: Admitted) -
 
 def _check(imagined: Imagined, observation: str) -> Json:
     said = imagined.observation or ""
-    lines = list(ndiff(said.splitlines(), observation.splitlines()))
     return {
         "observation": said,
         "exact": said.split() == observation.split(),
-        "missing": [line[2:] for line in lines if line.startswith("+")],
-        "wrong": [line[2:] for line in lines if line.startswith("-")],
+        "missing": _lines_beyond(observation, said),
+        "wrong": _lines_beyond(said, observation),
         "trust": imagined.trust,
     }
+
+
+def _lines_beyond(text: str, other: str) -> list[str]:
+    """Return the lines of a text that the other one lacks, or has less often."""
+    left, beyond = Counter(other.splitlines()), []
+    for line in text.splitlines():
+        if not left[line]:
+            beyond.append(line)
+        left[line] -= left[line] > 0
+    return beyond
 
 
 @router.post("/v1/worlds/{name}/fork", status_code=201, response_model=schemas.WorldList)

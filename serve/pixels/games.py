@@ -82,11 +82,14 @@ class Games:
     def play(self, ctx: RequestContext, session: Session, keys: str, fps: float) -> AsyncIterator[Json]:
         """Return the game after each key, or now if there is none, until a later request plays it.
 
-        fps: most frames a second. Raises FormatError for an unknown key, before any is played.
+        fps: most frames a second. Raises FormatError for an unknown key, before any is played; a game that would begin
+        with it is dropped.
         """
         try:
             commands = [*session.keyboard.script(keys)]
         except InputError as error:
+            if session.turn is None:
+                del self._sessions[session.id]  # nobody has been told its id
             raise FormatError("keys", str(error).removeprefix("--keys: ")) from error
         session.turn = ctx
         return self._frames(ctx, session, commands or [lambda game: None], 1 / fps)

@@ -33,6 +33,8 @@ Json = dict[str, Any]
 
 MAX_ACTIONS = 64
 """Most actions of one step request, or of one candidate."""
+MAX_ACTION_TOKENS = 1024
+"""Most tokens of an action: its forward is not split, and everybody waits for it."""
 MAX_CANDIDATES = 256
 """Most candidates of one plan, or actions to try."""
 MAX_PLANNED = 32_768
@@ -53,6 +55,7 @@ class StepRequest:
     max_tokens: per observation.
     monitor: return a summary of each state.
     step_id: client's id of the step; a repeated request returns the saved reply.
+    logprobs: the reply has each token of an observation.
     """
 
     actions: Sequence[str]
@@ -63,6 +66,7 @@ class StepRequest:
     top_p: float = 1.0
     seed: int | None = None
     step_id: str | None = None
+    logprobs: bool = False
 
     def params(self, index: int, room: int) -> SamplingParams:
         """Return the sampling parameters of the observation after action `index`, of at most `room` tokens."""
@@ -212,6 +216,7 @@ class Sessions:
             FormatError, TooManyWorldsError, TooMuchTextError
         """
         self.store.check_room(ctx.key)
+        await self._sizes("actions", actions)
         log = WorldLog(context, self.service.rule(depth), tuple(actions), steps_cut)
         cached = await self._build(ctx, log, charged=True)
         (session,) = self.store.add(ctx.key, cached.log, cached.world.length)
@@ -230,9 +235,10 @@ class Sessions:
         if saved is not None:
             return saved
         pending = await self.begin_step(ctx, name, request)
-        async for _ in pending.deltas():
-            pass
-        return pending.finish(render)
+        with pending.lock:
+            async for _ in pending.deltas():
+                pass
+            return pending.finish(render)
 
     async def saved_reply(self, ctx: RequestContext, name: str, request: StepRequest) -> Json | None:
         """Return the reply of the last step, or of the running one, if it has the request's id.
@@ -259,20 +265,24 @@ class Sessions:
         if request.monitor:
             self._require("monitor_head", "monitor")
         lock = ctx.exit_stack.enter_context(ExitStack())
-        session = lock.enter_context(self.store.changing(name, ctx.key, request.step_id))
-        self.store.check_growth(session, session.log.with_actions(request.actions))
-        world = await self._world(ctx, session)
-        fields = [f"actions[{i}]" for i in range(len(request.actions))]
-        work = advance(self._model, world, request.actions, fields, request.monitor)
-        sizes = await self._sizes(request.actions)
-        size = sum(sizes[action] for action in request.actions)
-        self.service.charge(ctx, size)
-        held = len(request.actions) * (size + SLACK)  # the world after each action is a copy
-        steps = await self.service.work(ctx, work, held, world.depth.limit)
-        first = {"last": len(steps) - 1, "each": 0, "none": len(steps)}[request.decode]
-        hints = [await self._hints(session.log, request.actions[: i + 1]) for i in range(first, len(steps))]
-        streams = [self._stream(ctx, steps[i].world, request, i, hint) for i, hint in enumerate(hints, first)]
-        return PendingStep(self, session, request, steps, streams, lock)
+        try:
+            session = lock.enter_context(self.store.changing(name, ctx.key, request.step_id))
+            self.store.check_growth(session, session.log.with_actions(request.actions))
+            world = await self._world(ctx, session)
+            sizes = await self._sizes("actions", request.actions)
+            size = sum(sizes[action] for action in request.actions)
+            self._check_length("actions", world.length + size)
+            self.service.charge(ctx, size)
+            work = advance(self._model, world, request.actions, request.monitor)
+            held = len(request.actions) * (size + SLACK)  # the world after each action is a copy
+            steps = await self.service.work(ctx, work, held, world.depth.limit)
+            first = {"last": len(steps) - 1, "each": 0, "none": len(steps)}[request.decode]
+            hints = [await self._hints(session.log, request.actions[: i + 1]) for i in range(first, len(steps))]
+            streams = [self._stream(ctx, steps[i].world, request, i, hint) for i, hint in enumerate(hints, first)]
+            return PendingStep(self, session, request, steps, streams, lock)
+        except BaseException:
+            lock.close()  # now: a batch goes on
+            raise
 
     def change(self, session: Session, log: WorldLog, world: Any, answer: Answer | None = None) -> None:
         self.store.change(session, log, world.length, answer)
@@ -313,7 +323,7 @@ class Sessions:
         """Return scores of the candidates, the best one's index, and its last observation. Changes no world."""
         self._require("prediction_heads", "candidates")
         paths = list(dict.fromkeys(tuple(one[:end]) for one in candidates for end in range(1, len(one) + 1)))
-        sizes = await self._sizes([path[-1] for path in paths])
+        sizes = await self._sizes("candidates", [path[-1] for path in paths])
         planned = sum(sizes[path[-1]] for path in paths)
         if planned > MAX_PLANNED:
             raise PromptTooLongError("candidates", planned, MAX_PLANNED)
@@ -323,7 +333,9 @@ class Sessions:
         # A forward holds the rows before and after it, as many as its tokens let in, each with all its actions and
         # SLACK columns more.
         rows = min(len(candidates), 1 + self.service.engine.limits.max_num_batched_tokens // min(sizes.values()))
-        held = 2 * rows * (SLACK + max(sum(sizes[action] for action in actions) for actions in candidates))
+        longest = max(sum(sizes[action] for action in actions) for actions in candidates)
+        self._check_length("candidates", world.length + longest)
+        held = 2 * rows * (SLACK + longest)
         work = explore(self._model, world, paths, sizes)
         outcomes = await self.service.work(ctx, work, held, world.depth.limit)
         ends = [[outcomes[tuple(one[:end])] for end in range(1, len(one) + 1)] for one in candidates]
@@ -332,7 +344,7 @@ class Sessions:
         text = None
         if decode:
             actions = candidates[best]
-            again = advance(self._model, world, actions, ["candidates"] * len(actions))
+            again = advance(self._model, world, actions)
             steps = await self.service.work(ctx, again, sum(map(sizes.__getitem__, actions)), world.depth.limit)
             hints = await self._hints(session.log, actions)
             text = await self._stream(ctx, steps[-1].world, StepRequest((), "last", max_tokens), 0, hints).text()
@@ -353,9 +365,10 @@ class Sessions:
         self, ctx: RequestContext, world: Any, log: WorldLog, request: StepRequest, field: str
     ) -> Imagined:
         """Imagine the one action of a request after a world, which is that of the log."""
-        ((action, size),) = (await self._sizes(request.actions)).items()
+        ((action, size),) = (await self._sizes(field, request.actions)).items()
+        self._check_length(field, world.length + size)
         self.service.charge(ctx, size)
-        work = advance(self._model, world, [action], [field])
+        work = advance(self._model, world, [action])
         (step,) = await self.service.work(ctx, work, size + SLACK, world.depth.limit)
         if request.decode == "none":
             return Imagined(step)
@@ -392,18 +405,23 @@ class Sessions:
             return fitted, self._model.context_ids(context), size
 
         log, ids, size = await asyncio.to_thread(read)
-        limit = self.service.card.max_length
-        if len(ids) + size > limit:
-            raise PromptTooLongError("actions", len(ids) + size, limit)
+        self._check_length("actions", len(ids) + size)
         if charged:
             self.service.charge(ctx, len(ids) + size)
         work = build(self.service.engine, self._model, log, ids)
         return CachedWorld(log, await self.service.work(ctx, work, len(ids) + size, log.depth.limit))
 
-    async def _sizes(self, actions: Sequence[str]) -> dict[str, int]:
-        """Return the tokens of each action, counted once. Raises FormatError for an empty one."""
+    async def _sizes(self, field: str, actions: Sequence[str]) -> dict[str, int]:
+        """Return the tokens of each action, counted once. Raises FormatError for an empty or too long one."""
         texts = {action: template.render_step(action, self._model.slots) for action in actions}
-        return await asyncio.to_thread(lambda: {action: self._model.count(text) for action, text in texts.items()})
+        sizes = await asyncio.to_thread(lambda: {action: self._model.count(text) for action, text in texts.items()})
+        if (longest := max(sizes.values(), default=0)) > MAX_ACTION_TOKENS:
+            raise FormatError(field, f"an action must have at most {MAX_ACTION_TOKENS} tokens, got {longest}")
+        return sizes
+
+    def _check_length(self, field: str, tokens: int) -> None:
+        if tokens > (limit := self.service.card.max_length):
+            raise PromptTooLongError(field, tokens, limit)
 
     async def _hints(self, log: WorldLog, actions: Sequence[str]) -> _Hints:
         """Return what helps to decode the observation after these actions."""

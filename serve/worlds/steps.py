@@ -15,7 +15,6 @@ from loopwm.records import template
 from loopwm.text.world import World, WorldModel
 from serve.engine.engine import Engine
 from serve.engine.forward import PADDING, ForwardGenerator, PrefillChunk, PrefillResult, prefill
-from serve.generation.prompts import PromptTooLongError
 from serve.worlds.store import WorldLog
 
 Path = tuple[str, ...]
@@ -156,20 +155,12 @@ def build(engine: Engine, model: WorldModel, log: WorldLog, ids: tuple[int, ...]
 
 
 def advance(
-    model: WorldModel, world: Any, actions: Sequence[str], fields: Sequence[str], monitor: bool = False
+    model: WorldModel, world: Any, actions: Sequence[str], monitor: bool = False
 ) -> ForwardGenerator[list[Step]]:
-    """Imagine actions one after another.
-
-    fields: request field of each action, for error messages.
-    monitor: compute summaries.
-
-    Raises:
-        PromptTooLongError: the world exceeds the model's context.
-    """
+    """Imagine actions one after another. monitor: compute summaries."""
     steps = []
-    for action, field in zip(actions, fields, strict=True):
+    for action in actions:
         world = yield Advance(model, world, action)
-        check_length(model, world, field)
         steps.append(_step(model, world, monitor))
     return steps
 
@@ -181,9 +172,6 @@ def explore(
 
     paths: without duplicates, each with all its prefixes.
     sizes: tokens of each action.
-
-    Raises:
-        PromptTooLongError: the world exceeds the model's context.
     """
     outcomes: dict[Path, tuple[float, float]] = {}
     following: defaultdict[Path, list[Path]] = defaultdict(list)
@@ -196,7 +184,6 @@ def explore(
         actions = tuple(path[-1] for _, path in waiting)
         rows = tuple(row for row, _ in waiting)
         after: World = yield AdvanceRows(model, before, rows, actions, tuple(sizes[action] for action in actions))
-        check_length(model, after, "candidates")
         reached, rest = waiting[: len(after)], waiting[len(after) :]
         predictions = model.predictions(after)
         ends = zip(predictions.expected_reward.tolist(), predictions.continuation.tolist(), strict=True)
@@ -213,9 +200,3 @@ def _step(model: WorldModel, world: Any, monitor: bool) -> Step:
         heads = (p.reward.item(), p.expected_reward.item(), p.continuation.item(), p.acceptance.item())
     summary = model.monitor(world)[0].tolist() if monitor else None
     return Step(world, world.loops[0][-1], *heads, summary)
-
-
-def check_length(model: WorldModel, world: Any, field: str) -> None:
-    limit = model.model.config.max_position_embeddings
-    if world.length > limit:
-        raise PromptTooLongError(field, world.length, limit)

@@ -8,7 +8,7 @@ import secrets
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from loopwm.records.template import Context, Transition
 from loopwm.worlds.protocol import longer
 from serve.generation.rate_limits import RateLimiter
 from serve.limits import WorldLimits
-from serve.worlds.sqlite import Change, WorldFile
+from serve.worlds.sqlite import Change, StorageError, WorldFile
 
 Json = dict[str, Any]
 
@@ -129,6 +129,9 @@ class Session:
         fields = {"owner": self.owner, "log": self.log.json(), "created": self.created}
         return Change(self.id, {**fields, "tokens": self.tokens, "used": self.used}, self.answer)
 
+    def changed(self, actions: Sequence[str] = ()) -> Change:
+        return Change(self.id, {"actions": actions, "tokens": self.tokens, "used": self.used}, self.answer)
+
 
 _id = attrgetter("id")
 
@@ -175,8 +178,9 @@ class WorldStore:
             self._bytes[session.owner] += _size(session.log, session.answer)
         # Owner and reason by id.
         self._removed: OrderedDict[str, tuple[str, str]] = OrderedDict()
-        # Removed from memory, not from the file yet.
+        # Removed from memory, not from the file yet; used since they were written.
         self._expired: list[str] = []
+        self._unwritten: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -257,7 +261,7 @@ class WorldStore:
         self.check_growth(session, log, answer)
         added = log.actions[len(session.log.actions) :]
         if log == session.log.with_actions(added):
-            change = Change(session.id, {"actions": added, "tokens": tokens, "used": session.used}, answer)
+            change = replace(session, tokens=tokens, answer=answer).changed(added)
         else:
             change = replace(session, log=log, tokens=tokens, answer=answer).whole()
         if session.id in self._sessions:  # it may have been deleted in the meantime
@@ -278,13 +282,19 @@ class WorldStore:
         self.failing = True
         self._file.write(changes, [*self._expired, *removed])
         self.failing, self._expired = False, []
+        self._unwritten -= {change.world for change in changes}
 
     def close(self) -> None:
+        """Write when worlds were last used, then close the file."""
         if self._file is not None:
+            used = [session.changed() for session in self._sessions.values() if session.id in self._unwritten]
+            with suppress(StorageError):  # they expire earlier
+                self.write(used)
             self._file.close()
 
     def _touch(self, session: Session) -> None:
         session.used = self._clock()
+        self._unwritten.add(session.id)
         self._sessions.move_to_end(session.id)
 
     def _expire(self) -> None:
@@ -292,11 +302,13 @@ class WorldStore:
         expired = itertools.takewhile(lambda session: now - session.used > self.limits.ttl, self._sessions.values())
         for session in list(expired):
             if session.busy is None:
-                self._expired.append(session.id)
+                if self._file is not None:
+                    self._expired.append(session.id)
                 self._drop(session, f"was not used for {self.limits.ttl:g} seconds")
 
     def _drop(self, session: Session, reason: str) -> None:
         del self._sessions[session.id]
+        self._unwritten.discard(session.id)
         self._counts[session.owner] -= 1
         self._bytes[session.owner] -= _size(session.log, session.answer)
         self._removed[session.id] = (session.owner, reason)

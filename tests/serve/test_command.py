@@ -22,7 +22,7 @@ from loopwm.records.command import missing_package
 from loopwm.records.errors import InputError
 from loopwm.text.model.configuration import PRESETS, LoopWMConfig
 from loopwm.text.model.modeling import LoopWMForCausalLM
-from serve.run import listen, listen_unix
+from serve.run import _address, listen, listen_unix
 from serve.start import build_parser, main
 from tests.fixtures.windows import episode
 
@@ -112,6 +112,18 @@ def test_keys_that_can_not_be_read_are_one_line(capsys, checkpoint, tmp_path):
     assert str(keys) in refusal(capsys, "--model", str(checkpoint), "--api-keys", str(keys))
     keys.write_text("# ours\n\nalice 1234\n")
     assert f"{keys}, line 3" in refusal(capsys, "--model", str(checkpoint), "--api-keys", str(keys))
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-1", "soon"])
+def test_a_time_to_end_that_is_none_is_one_line(capsys, seconds):
+    with pytest.raises(SystemExit):
+        build_parser().parse_args([f"--grace={seconds}"])
+    assert f"must be seconds, at least 0, got {seconds!r}" in capsys.readouterr().err
+
+
+def test_an_address_of_ipv6_is_told_as_a_url():
+    with listen("::1", 0) as listener:
+        assert _address(listener, "/x", warn=True) == f"http://[::1]:{listener.getsockname()[1]}/x/v1"
 
 
 def test_accepted_connections_send_at_once():

@@ -247,3 +247,12 @@ def test_agent_takes_rewards_before_an_imagined_end(fatal, best, catch, monkeypa
     monkeypatch.setattr(catch._world, "step", changed)
     monkeypatch.setattr(pixel_game, "HORIZON", 2)
     assert tuple(catch._best_future()) in best
+
+
+def test_a_game_whose_keys_are_refused_is_not_kept(client):
+    (first,) = frames(client)
+    for _ in range(20):
+        check_error(client.post("/v1/games", json={"model": "catch", "keys": "Z"}), 400, "keys", "'Z'")
+    check_error(client.post("/v1/games", json={"model": "catch", "keys": "Z", "id": first["id"]}), 400, "keys", "'Z'")
+    assert len(frames(client, "01", id=first["id"])) == 2, "a game that has begun stays"
+    assert len(client.server.config.app.state.games._sessions) == 1

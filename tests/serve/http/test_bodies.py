@@ -44,3 +44,19 @@ def test_surrogate_pair_in_a_long_body_is_text(client):
     assert "\\ud83d" in body
     response = client.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
     check_error(response, 400, "prompt", "limit")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model": "tiny", "prompt": "\\ud800"}',
+        b'{"model": "tiny", "prompt": "\\uDC00 \xc3\xab"}',
+        b'{"model": "tiny", "prompt": "\xed\xa0\x80"}',
+        '{"model": "tiny", "prompt": "\\ud800"}'.encode("utf-16"),
+        '{"model": "tiny", "prompt": "\\ud800"}'.encode("utf-32"),
+    ],
+)
+def test_a_lone_surrogate_is_refused_in_every_encoding(client, body):
+    for path in ("/v1/completions", "/tokenize"):
+        response = client.post(path, content=body, headers={"Content-Type": "application/json"})
+        check_error(response, 400, None, "surrogate")

@@ -329,6 +329,7 @@ def send_post(connection: socket.socket, client, path: str, body: dict[str, Any]
 def test_a_wrong_method_hears_all_the_right_ones(client):
     allowed = {path: client.put(path).headers["Allow"] for path in ("/v1/worlds", "/v1/worlds/x", "/v1/completions")}
     assert allowed == {"/v1/worlds": "GET, POST", "/v1/worlds/x": "DELETE, GET", "/v1/completions": "POST"}
+    assert client.post("/").headers["Allow"] == "GET", "a page"
 
 
 def test_the_description_of_the_api_names_the_model_and_the_envelope_of_every_error(client):

@@ -10,6 +10,8 @@ import logging
 import socket
 import time
 from collections.abc import Iterator
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -313,13 +315,30 @@ def test_a_client_that_stops_reading_a_step_gives_its_world_back(deaf, monkeypat
     many = {"actions": ["wait"] * 32, "decode": "each", "max_tokens": 3000, **options}
     with ask_and_not_read(deaf, f"{world}/step", many) as connection:
         assert wait_until(lambda: deaf.get("/health").json()["running"] == 32)
-        check_error(deaf.post(f"{world}/step", json={"actions": "look"}), 409, None)
+        busy = deaf.post(f"{world}/step", json={"actions": "look"})
+        check_error(busy, 409, None)
+        assert busy.headers["Retry-After"] == "1"
         monkeypatch.setattr(server, "WRITE_SECONDS", SHORT)
         for _ in range(64):  # more than the server's buffers hold: it writes on, and waits again
             assert connection.recv(4096)
         assert wait_until(lambda: has_cancelled(deaf, 32))
         assert deaf.get(world).json() == before
         assert deaf.post(f"{world}/step", json={"actions": "look", "decode": "none"}).status_code == 200
+
+
+def test_a_slow_reader_is_served_as_long_as_it_reads():
+    waiting, timers, aborted = [10 * server.WRITE_BYTES], [], []
+    transport = SimpleNamespace(get_write_buffer_size=lambda: waiting[-1], abort=lambda: aborted.append(waiting[-1]))
+    loop = SimpleNamespace(call_later=lambda seconds, watch, most: timers.append((seconds, partial(watch, most))))
+    connection = SimpleNamespace(transport=transport, loop=loop)
+    connection._watch_writing = partial(server.Connection._watch_writing, connection)
+    connection._watch_writing()
+    for size in (8, 7, 6.5):  # in the third time it reads half as much as it must
+        waiting.append(size * server.WRITE_BYTES)
+        seconds, look_again = timers.pop()
+        assert (seconds, aborted) == (server.WRITE_SECONDS, [])
+        look_again()
+    assert (aborted, timers) == ([6.5 * server.WRITE_BYTES], [])
 
 
 def test_an_answer_has_the_clients_request_id_or_a_new_one(client):

@@ -10,6 +10,10 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from loopwm.records.template import ContextTooLongError, FormatError
+from serve.generation.prompts import PromptTooLongError
+from serve.generation.service import CompletionTooLongError, EngineUnsupportedError
+from serve.http.responses import ResponseBody, naming_fields
 from tests.serve.http.test_http import check_error
 
 Json = dict[str, Any]
@@ -135,3 +139,16 @@ def test_response_stream_that_fails_is_an_error_of_the_client(serving, tiny_mode
 def test_responses_are_not_stored(client, body):
     name = client.post("/v1/responses", json=body).json()["id"]
     check_error(client.get(f"/v1/responses/{name}"), 404, None)
+
+
+def test_response_errors_keep_their_kind_and_get_this_bodys_fields():
+    body = ResponseBody(model="tiny", input="x")
+    for error, kind, told in (
+        (EngineUnsupportedError("depth", "is not for it"), EngineUnsupportedError, "depth: is not for it"),
+        (FormatError("messages[1].role", "is wrong"), FormatError, r"input\[1\].role: is wrong"),
+        (PromptTooLongError("messages", 9, 8), ContextTooLongError, "input: the prompt has 9 tokens"),
+        (CompletionTooLongError("max_tokens: is 9"), ContextTooLongError, "max_output_tokens: is 9"),
+    ):
+        with pytest.raises(kind, match=told) as caught, naming_fields(body):
+            raise error
+        assert type(caught.value) is kind

@@ -460,3 +460,33 @@ def test_steps_sample_by_their_seed_and_return_their_trust(client):
             assert one["trust"] is None
         else:  # the end token has a probability below 1, too
             assert 0 < one["trust"] < math.exp(score)
+
+
+def test_file_keeps_when_a_world_was_last_used_and_its_answer(tmp_path):
+    clock = Clock()
+    store = WorldStore(WorldLimits(ttl=10), clock, WorldFile(tmp_path / "w"))
+    (name,) = add(store)
+    store.change(store.get(name, "me"), LOG, 9, Answer("id", "body", "{}"))
+    for clock.now in (8, 16, 24):
+        store.get(name, "me")
+    store.close()
+    clock.now = 30
+    again = WorldStore(WorldLimits(ttl=10), clock, WorldFile(tmp_path / "w"))
+    assert (again.get(name, "me").answer, again.get(name, "me").log) == (Answer("id", "body", "{}"), LOG)
+    again.close()
+
+
+def test_store_without_a_file_forgets_what_has_expired():
+    clock = Clock()
+    store = WorldStore(WorldLimits(ttl=10), clock)
+    add(store, count=3)
+    clock.now = 20
+    assert (store.of("me"), store._expired) == ([], [])
+    assert store._unwritten == set()
+
+
+def test_step_id_with_other_fields_of_the_reply_is_409(client):
+    name = create(client)
+    step(client, name, "wait", step_id="tokens")
+    body = {"actions": ["wait"], "max_tokens": 12, "step_id": "tokens", "logprobs": True}
+    check_error(client.post(f"/v1/worlds/{name}/step", json=body), 409, "step_id", "tokens")
