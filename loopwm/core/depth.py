@@ -31,10 +31,11 @@ def backward_loops(mu_rec: float) -> int:
 
 
 def _draw(seed: int, step: int, row: int, mu_rec: float, max_loops: int) -> tuple[int, int]:
-    """Draw the depth and the noise seed of a row."""
+    """Draw the depth and the noise seed of a row. A mean of 1, as before a ramp, is one loop."""
     # Philox, a counter-based generator: streams of neighbouring seeds are independent.
     rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, step, row))))
-    return min(max(1, int(rng.poisson(mu_rec))), max_loops), int(rng.integers(2**63))
+    depth = int(rng.poisson(mu_rec)) if mu_rec > 1 else 1
+    return min(max(1, depth), max_loops), int(rng.integers(2**63))
 
 
 @dataclass(frozen=True)

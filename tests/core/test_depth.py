@@ -52,3 +52,7 @@ def test_the_ramp_ends_at_mu_rec():
 
 def test_backward_loops_are_half_of_the_mean_rounded_up():
     assert [backward_loops(mu_rec) for mu_rec in (1.0, 1.6, 2.0, 3.0, 4.0, 5.5)] == [1, 1, 1, 2, 2, 3]
+
+
+def test_a_mean_of_one_is_one_loop():
+    assert set(DepthPlan.sample(0, 0, range(200), ramped_mean(4.0, 9, 10, 10), 8).loops) == {1}

@@ -296,7 +296,8 @@ class BatchStream:
         cut = [planned.cut(horizon) for planned in rows]
         costs = [cost(i, row) for i, row in enumerate(cut)] if cost else [1.0] * len(cut)
         if self.batch.packed:
-            parts = [self._packed([cut[i] for i in ids], groups // processes) for ids in deal(costs, processes, 0)]
+            shares = enumerate(deal(costs, processes, 0))
+            parts = [self._packed([cut[i] for i in ids], groups // processes, process) for process, ids in shares]
         else:
             # By the lengths of whole rows, so that the curriculum of horizons moves no row to another batch.
             widths = row_widths([planned.row for planned in rows], self.layout)
@@ -310,13 +311,14 @@ class BatchStream:
             ]
         return [batch for batches in zip(*parts, strict=True) for batch in batches]  # interleaved over the processes
 
-    def _packed(self, rows: Sequence[TreeRow], groups: int) -> list[TreeBatch]:
-        """Collate rows, the longest first, to `groups` batches of lines that are about equally full."""
+    def _packed(self, rows: Sequence[TreeRow], groups: int, process: int) -> list[TreeBatch]:
+        """Collate rows, longest first, to `groups` batches of lines about equally full, numbered over all processes."""
         lines = math.ceil(self.batch.tokens / self.batch.micro_batches / self.batch.packed)
         dealt = deal([len(row) for row in rows], groups * lines, 0)
-        joined = [join([rows[i] for i in line]) for line in dealt]
+        joined, first = [join([rows[i] for i in line]) for line in dealt], process * len(dealt)
+        ids = range(first, first + len(joined))
         return [
-            PackedBatch.of_lines(joined[i::groups], range(i, len(joined), groups), self.pad_id, self.batch.packed)
+            PackedBatch.of_lines(joined[i::groups], ids[i::groups], self.pad_id, self.batch.packed)
             for i in range(groups)
         ]
 

@@ -15,7 +15,7 @@ from loopwm.trainer.config import OptimizerConfig, RunConfig
 
 Policy = Literal[
     "gold", "expert", "noisy-expert", "random", "fork", "omission", "ahead", "changing", "fatal", "focus", "agent",
-    "probe", "other-goal",
+    "probe", "other-goal", "logs",
 ]  # fmt: skip
 """Policies of the episodes in the shards, named as in `data_prep`."""
 
@@ -186,7 +186,7 @@ class BatchConfig:
 
 @dataclass(frozen=True)
 class DepthConfig:
-    """Loops of a row in training; their mean is the model's mu_rec."""
+    """Loops of a row in training: max(1, Poisson(mu_rec))."""
 
     sampling: Literal["per_sequence", "per_batch", "fixed"] = "per_sequence"
     backward_loops: int = 0

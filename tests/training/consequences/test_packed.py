@@ -51,6 +51,14 @@ def test_packed_rows_have_the_gradients_of_rows_apart(config_file):
         torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-5)
 
 
+def test_packed_lines_of_several_processes_have_numbers_of_their_own(config_file):
+    program = program_of(config_file, *EVERYTHING, "batch.packed=192", "batch.micro_batches=2")
+    for processes in (1, 2):
+        batches, _ = next(program.global_batches(LoaderState(), 0, processes))
+        numbers = [number for batch in batches for number in batch.row_ids]
+        assert sorted(numbers) == list(range(len(numbers)))
+
+
 def test_gpu_kernel_attends_as_the_dense_mask_does(config_file):
     """FlexAttention, which a CPU runs forward only, and uncompiled; its gradients are compared where there is a GPU."""
     batches, _ = next(program_of(config_file, *EVERYTHING, "batch.packed=192").global_batches(LoaderState()))
