@@ -13,7 +13,7 @@ from loopwm.trainer.trainer import Trainer
 
 
 @pytest.mark.parametrize(("average", "bag"), [(0.0, 0.0), (0.5, 1.0)])
-def test_the_last_checkpoint_exports_what_the_run_exports(config_file, tmp_path, average, bag):
+def test_the_last_checkpoint_exports_what_the_run_exports(config_file, tmp_path, capsys, average, bag):
     run = tmp_path / "run"
     overrides = [
         f"optimizer.average={average}",
@@ -24,6 +24,8 @@ def test_the_last_checkpoint_exports_what_the_run_exports(config_file, tmp_path,
     Trainer(load_config(config_file, overrides), TextProgram, run).run()
     checkpoint = run / "checkpoints" / "step-00000003"
     assert main(["--checkpoint", str(checkpoint), "--out", str(tmp_path / "apart" / "model")]) == 0
+    assert main(["--checkpoint", str(checkpoint), "--out", str(run)]) == 2
+    assert f"--out: {run} exists; name a new folder" in capsys.readouterr().err
     one, other = (LoopWMForCausalLM.from_pretrained(f) for f in (run / "model", tmp_path / "apart" / "model"))
     assert one.config.mu_rec == other.config.mu_rec
     for name, weight in one.state_dict().items():

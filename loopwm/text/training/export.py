@@ -37,6 +37,8 @@ def load_weights(objective: TextObjective, checkpoint: Path, averaged: bool) -> 
 
 def export_checkpoint(checkpoint: Path, out: Path) -> None:
     """Export a checkpoint. Raises InputError if it is not one of a text run."""
+    if out.exists():
+        raise InputError(f"--out: {out} exists; name a new folder")
     config = load_config(checkpoint.parent.parent / "config.yaml")
     tokenizer = load_tokenizer(tokenizer_of(config.model))
     model = LoopWMForCausalLM(model_config(config.model, len(tokenizer)))
