@@ -21,9 +21,8 @@ from eval.scores.metrics import exact_match
 from eval.scores.predictions import read_records
 from eval.scores.tables import percent, table
 from loopwm.records.errors import InputError
-from loopwm.records.files import atomic_write
 
-EXAMPLE = "python -m eval calibration runs/eval/small-observed --diagram reliability.svg"
+EXAMPLE = "python -m eval calibration runs/eval/small-observed"
 
 BINS = 10
 Probabilities = NDArray[np.float64]
@@ -113,29 +112,10 @@ def report(groups: Sequence[Group]) -> str:
     return table(header, lines) + "\n" + table(["n", "Trust", "Exact"], bins)
 
 
-def draw(groups: Sequence[Group], path: Path) -> None:
-    """Write a reliability diagram as SVG: a line for each group, a point for each tenth of trust."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5, 5), layout="constrained")
-    axes = figure.subplots()
-    axes.plot([0, 1], [0, 1], "--", color="grey", label="calibrated")
-    for name, suite, horizon, trust, right in groups:
-        bins = calibrate(trust, right).bins
-        axes.plot([b.trust for b in bins], [b.right for b in bins], "o-", label=f"{name}: {suite}, {horizon}")
-    axes.set(xlabel="trust", ylabel="exactly right")
-    axes.legend()
-    with atomic_write(path) as file:
-        figure.savefig(file, format="svg")
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", type=Path, nargs="+", metavar="DIR", help="folders of finished runs of a checkpoint")
-    parser.add_argument("--diagram", type=Path, metavar="SVG", help="reliability diagram to write")
 
 
 def run(args: argparse.Namespace) -> None:
     groups = [group for folder in args.runs for group in read_groups(folder)]
-    if args.diagram is not None:
-        draw(groups, args.diagram)
     print(report(groups), end="")

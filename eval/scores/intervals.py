@@ -26,7 +26,7 @@ Games = Sequence[str] | range
 _Z95 = 1.959963984540054
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=4)
 def _weights(n: int) -> Values:
     """Return how often each of n games is drawn in each resample, divided by n: (RESAMPLES, n)."""
     counts = np.random.default_rng(SEED).multinomial(n, np.full(n, 1 / n), size=RESAMPLES)

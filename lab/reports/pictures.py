@@ -454,7 +454,7 @@ PICTURES = (
     Picture(
         "trust",
         "How often an answer of a trust is right",
-        "python -m eval calibration RUN --diagram SVG",
+        "python -m eval calibration RUN",
         _trust,
     ),
     Picture(
