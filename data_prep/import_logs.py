@@ -22,9 +22,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from loopwm.records.episodes import Episode, Step, to_episode, write_episodes
+from loopwm.records.episodes import TRAIN_SPLITS, Episode, Step, format_episode, to_episode, write_episodes
 from loopwm.records.errors import InputError
-from loopwm.records.files import line_files, read_json_lines
+from loopwm.records.files import LONE_SURROGATE, line_files, read_json_lines
 
 EXAMPLE = "python -m data_prep import --logs logs.jsonl --env shop --out data/logs"
 
@@ -46,9 +46,13 @@ def read_log(record: Mapping[str, Any], env: str) -> Episode:
     episode = to_episode(record) if is_episode(record) else _of_log(record, env)
     if len(episode.steps) < 2:
         raise DroppedError("no step after the first observation")
-    texts = (text for step in episode.steps for text in (step.action, step.observation) if text is not None)
-    for text in (episode.goal, *texts):
-        _check_text(text)
+    texts = [text for step in episode.steps for text in (step.action, step.observation) if text is not None]
+    if not all(text.strip() for text in (episode.goal, *texts)):
+        raise DroppedError("blank goal, action or observation")
+    if LONE_SURROGATE.search(format_episode(episode)):
+        raise DroppedError("text that is not valid Unicode (a lone surrogate)")
+    if episode.split not in (*TRAIN_SPLITS, *SPLITS):
+        raise DroppedError(f"split {episode.split!r}, which is none of {', '.join(SPLITS)}")
     return episode
 
 
@@ -65,15 +69,6 @@ def _of_log(record: Mapping[str, Any], env: str) -> Episode:
     return Episode(env, _field(record, "task", str, env), seed, SPLITS[0], POLICY, goal, tuple(steps))
 
 
-def _check_text(text: str) -> None:
-    if not text.strip():
-        raise DroppedError("blank goal, action or observation")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise DroppedError("text that is not valid Unicode (a lone surrogate)") from error
-
-
 def _of_steps(record: Mapping[str, Any]) -> tuple[str, list[Step]]:
     steps: list[Step] = []
     score = 0.0
@@ -84,7 +79,9 @@ def _of_steps(record: Mapping[str, Any]) -> tuple[str, list[Step]]:
         action = _field(step, "action", str, prefix=place) if i else None
         if i == 0 and step.get("action") is not None:
             raise InputError(f"{place}action: must be absent or null in the first step, which only observes")
-        score += _field(step, "reward", (int, float), 0.0, place)
+        if not abs(reward := _field(step, "reward", (int, float), 0.0, place)) < 1e9:
+            raise InputError(f"{place}reward: must be a number below 1e9 in size")
+        score += reward
         done = _field(step, "done", bool, False, place)
         observation = _field(step, "observation", str, prefix=place)
         look, inventory = (_field(step, name, (str, type(None)), prefix=place) for name in ("look", "inventory"))
@@ -163,6 +160,7 @@ def import_logs(
             dropped[reasons.setdefault(str(reason), f"{reason} (first: {path}: line {number})")] += 1
             continue
         split = episode.split if is_episode(record) else split_of(group_of(episode), shares, seed)
+        split = SPLITS[0] if split in TRAIN_SPLITS else split
         episodes[split].append(replace(episode, split=split))
     return dict(episodes), dropped
 
@@ -180,7 +178,7 @@ def add_log_arguments(parser: argparse.ArgumentParser) -> None:
 def read_shares(args: argparse.Namespace) -> dict[str, float]:
     """Return the shares of the held-out splits. Raises InputError."""
     shares = {"dev": args.dev, "test": args.test}
-    if min(shares.values()) < 0 or sum(shares.values()) >= 1:
+    if not (min(shares.values()) >= 0 and sum(shares.values()) < 1):
         raise InputError(f"--dev, --test: must be shares of at least 0 with a sum below 1, got {args.dev}, {args.test}")
     return shares
 

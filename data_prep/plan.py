@@ -101,6 +101,8 @@ def load_or_make_chunks(plan: CollectionPlan, out: Path) -> list[Chunk]:
     wanted: dict[str, Any] = json.loads(json.dumps(asdict(plan)))
     if path.is_file():
         document = read_json(path)
+        if "order" not in document:
+            raise InputError(f"{path}: must be of a collection of texts; choose another --out")
         saved = asdict(CollectionPlan(**document["order"]))  # a field that an older file lacks has its default
         for name, value in wanted.items():
             if saved[name] != value:

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 import loopwm
 from data_prep.environments import declared
 from data_prep.environments.base import Need, TextFacts
+from data_prep.import_logs import POLICY
 from loopwm.records import template as text_format
 from loopwm.records.episodes import Episode, format_episode, parse_episode, read_episodes
 from loopwm.records.errors import InputError
@@ -187,7 +188,7 @@ def consistent_episodes(files: list[Path], skipped: list[str] | None) -> Iterato
         for number, episode in enumerate(read_episodes(path), start=1):
             start = episode.goal, episode.steps[0].observation
             first = starts.setdefault((episode.env, episode.task, episode.variation), start)
-            if start == first:
+            if start == first or episode.policy == POLICY:  # a log names no game
                 yield episode
                 continue
             field = "goal" if start[0] != first[0] else "steps[0].observation"

@@ -15,7 +15,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from loopwm.records.command import Parser, doc_parser, exit_status
+from loopwm.records.command import Parser, above_zero, doc_parser, exit_status
 from loopwm.records.files import PACKAGED
 
 CONFIGURED = "loopwm.training.__main__"
@@ -27,8 +27,14 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if any(argument.partition("=")[0] == "--config" for argument in arguments):
         return import_module(CONFIGURED).main(arguments)
-    args = _parser().parse_args(arguments)
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    if any(path.resolve() in (args.out.resolve(), *args.out.resolve().parents) for path in args.logs):
+        parser.error("--out: must not be inside LOGS, which are read again to resume")
+    if not all((args.model / name).is_file() for name in ("config.json", "tokenizer.json")):
+        parser.error(f"--model: must be the folder of a LoopWM checkpoint, got {args.model}")
     data, options = args.out / "data", ["--dev", str(args.dev), "--test", str(args.test), "--seed", str(args.seed)]
+    options += ["--tokenizer", str(args.model / "tokenizer.json")]
     prepared = ["prepare", "--logs", *map(str, args.logs), "--env", args.environment, *options, "--out", str(data)]
     if status := import_module(PREPARE).main(prepared):
         return status
@@ -40,7 +46,7 @@ def _parser() -> Parser:
     parser = doc_parser("loopwm train", __doc__)
     parser.add_argument("logs", nargs="+", type=Path, metavar="LOGS", help="files or folders of logs or episodes")
     parser.add_argument("--out", type=Path, required=True, metavar="RUN", help="run folder")
-    parser.add_argument("--minutes", type=float, default=10.0, help="length of the training (default: 10)")
+    parser.add_argument("--minutes", type=above_zero, default=10.0, help="length of the training (default: 10)")
     parser.add_argument("--environment", default="logs", metavar="NAME", help="of your environment (default: logs)")
     parser.add_argument("--model", type=Path, default=PACKAGED, help="checkpoint to start from (default: the shipped)")
     parser.add_argument("--dev", type=float, default=0.1, metavar="SHARE", help="of goals to stop by (default: 0.1)")

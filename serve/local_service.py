@@ -37,7 +37,9 @@ def connected(args: argparse.Namespace) -> Iterator[Client]:
     command = [sys.executable, "-m", "serve", "--model", str(args.model), "--port", "0", "--access-log", "off"]
     # A session of its own, so that Ctrl-C reaches only the command.
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as server:
-        handlers = {number: signal.signal(number, _exit) for number in (signal.SIGTERM, signal.SIGHUP)}
+        # End by way of `finally`: a signal's own action would leave the service running.
+        ends = (signal.SIGTERM, signal.SIGHUP)
+        handlers = {end: signal.signal(end, lambda number, _: sys.exit(128 + number)) for end in ends}
         try:
             assert server.stdout is not None
             words = server.stdout.readline().split()
@@ -48,11 +50,6 @@ def connected(args: argparse.Namespace) -> Iterator[Client]:
             server.terminate()
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-
-
-def _exit(number: int, _: object) -> None:
-    """End by way of `finally`: the signal's own action would leave the service running."""
-    sys.exit(128 + number)
 
 
 def read_text(option: str, path: Path) -> str:

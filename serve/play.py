@@ -69,11 +69,6 @@ class Game:
         for warning in world["warnings"]:
             self._say(f"warning: {warning}")
 
-    def close(self) -> None:
-        """Delete the worlds."""
-        for branch in self._branches:
-            self._client.call("DELETE", f"worlds/{branch.id}")
-
     @property
     def prompt(self) -> str:
         return f"world {self._current + 1}> "
@@ -187,7 +182,6 @@ def main(arguments: list[str] | None = None) -> int:
             for step in start.get("history") or ():
                 print(f"> {step['action']}", step["observation"], sep="\n")
             play(game)
-            game.close()
     except (InputError, WorldError, EOFError) as error:
         print(f"error: {str(error) or 'the input ended within a text'}", file=sys.stderr)
         return 2

@@ -127,8 +127,7 @@ def _address(listener: socket.socket, root_path: str, warn: bool) -> str:
     host, port = listener.getsockname()[:2]
     if warn and not ip_address(host).is_loopback:
         log.warning("any client that reaches %s can use this service; set --api-keys", host)
-    name = f"[{host}]" if ":" in host else host
-    return f"http://{name}:{port}{root_path}/v1"
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}{root_path}/v1"
 
 
 def load_model(args: argparse.Namespace) -> tuple[WorldModel, ExitRule]:

@@ -87,9 +87,9 @@ def _port(text: str) -> int:
 
 
 def _seconds(text: str) -> float:
-    if not re.fullmatch(r"\d+\.?\d*", text):
-        raise argparse.ArgumentTypeError(f"must be seconds, at least 0, got {text!r}")
-    return float(text)
+    if re.fullmatch(r"\d+\.?\d*", text):
+        return float(text)
+    raise argparse.ArgumentTypeError(f"must be seconds, at least 0, got {text!r}")
 
 
 def _prefix(text: str) -> str:

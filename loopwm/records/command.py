@@ -8,6 +8,7 @@ import gc
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from traceback import clear_frames
 from typing import NoReturn
@@ -110,16 +111,13 @@ def exit_status(work: Callable[[], object], *more: type[Exception]) -> int:
     return 0
 
 
-def positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number >= 1, got {text!r}")
+def _whole(least: int, text: str) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"must be a whole number >= {least}, got {text!r}")
     return int(text)
 
 
-def at_least_zero(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"must be a whole number >= 0, got {text!r}")
-    return int(text)
+at_least_zero, positive = partial(_whole, 0), partial(_whole, 1)
 
 
 def above_zero(text: str) -> float:

@@ -32,7 +32,7 @@ def typed(cls: type[T], raw: dict[str, Any], prefix: str = "") -> T:
     hints = typing.get_type_hints(cls)
     unknown = set(raw) - set(hints)
     if unknown:
-        raise InputError(f"{prefix}{min(unknown)}: unknown key; known: {', '.join(sorted(hints))}")
+        raise InputError(f"{prefix}{min(map(str, unknown))}: unknown key; known: {', '.join(sorted(hints))}")
     nothing = dataclasses.MISSING
     required = {f.name for f in dataclasses.fields(cls) if f.default is nothing and f.default_factory is nothing}
     if missing := required - set(raw):
@@ -52,7 +52,7 @@ def read_sections(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
         raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(raw, dict):
         raise InputError(f"{path}: expected a mapping of sections")

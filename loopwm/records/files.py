@@ -170,6 +170,8 @@ def parse_object(line: str, where: str = "") -> dict[str, Any]:
         record = json.loads(line)
     except json.JSONDecodeError as error:
         raise InputError(f"{where}not JSON ({error.msg} at column {error.colno})") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where}not JSON (a number too long, or too deep a nesting)") from error
     if not isinstance(record, dict):
         raise InputError(f"{where}expected a JSON object")
     return record

@@ -97,10 +97,7 @@ class Decoder:
     drafts: bool
 
     def likelier(
-        self,
-        fresh: Callable[[int], KVCache],
-        lookups: Sequence[Lookup],
-        memory_texts: Sequence[MemoryText | None] = (),
+        self, fresh: Callable[[int], KVCache], lookups: Sequence[Lookup], memory_texts: Sequence[MemoryText | None] = ()
     ) -> list[Hypothesis]:
         """Decode greedily, then the text that departs where another may be likelier; return the likelier ones.
 

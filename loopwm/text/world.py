@@ -278,10 +278,7 @@ class WorldModel:
 
     @torch.inference_mode()
     def sample_each(
-        self,
-        worlds: Sequence[World],
-        generator: torch.Generator,
-        max_new_tokens: int = template.LONGEST_OBSERVATION,
+        self, worlds: Sequence[World], generator: torch.Generator, max_new_tokens: int = template.LONGEST_OBSERVATION
     ) -> list[str]:
         """Draw an observation of each world at temperature 1. worlds: as in `decode_each`, repeats allowed.
 

@@ -30,9 +30,8 @@ PATIENCE = 60.0
 
 MOST_AT_ONCE = 256
 """Requests that the service takes in a batch."""
-
 MOST_BYTES = 1_000_000
-"""Bytes of them, under the service's limit of a body: escaped JSON is longer than what is sent."""
+"""Bytes of their escaped JSON, under its limit of a body."""
 
 PROXY = (502, 503, 504)
 """Statuses of a proxy, without the service's own error, that cannot reach the service."""

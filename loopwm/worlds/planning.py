@@ -108,10 +108,7 @@ def best_plan(worlds: RowWorlds, plans: Sequence[Sequence[str]], least: float = 
 
 
 def beam_search(
-    worlds: RowWorlds,
-    propose: Callable[[Sequence[Transition]], Sequence[str]],
-    width: int = 8,
-    depth: int = 3,
+    worlds: RowWorlds, propose: Callable[[Sequence[Transition]], Sequence[str]], width: int = 8, depth: int = 3
 ) -> Plan:
     """Return the plan with the most expected points that a beam search finds, the empty plan if none is expected.
 
@@ -139,11 +136,7 @@ def beam_search(
 
 
 def chances(
-    worlds: LocalWorlds,
-    plans: Sequence[Sequence[str]],
-    shows: Callable[[str], bool],
-    samples: int = 16,
-    seed: int = 0,
+    worlds: LocalWorlds, plans: Sequence[Sequence[str]], shows: Callable[[str], bool], samples: int = 16, seed: int = 0
 ) -> list[float]:
     """Return how probably each plan's last observation shows what is looked for: a share of sampled observations.
 

@@ -46,8 +46,7 @@ class Problem:
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:
-        # In seconds, unless there is an estimate. A world is busy for a moment after its client has gone, too.
-        retry = {"Retry-After": "1"} if self.status == 503 or self.code == "world_busy" else {}
+        retry = {"Retry-After": "1"} if self.status == 503 or self.code == "world_busy" else {}  # in s
         return JSONResponse(self.envelope(), self.status, {**retry, **self.headers})
 
 

@@ -182,12 +182,9 @@ async def _read_body(receive: Receive) -> bytes | None:
     return bytes(body)
 
 
-SURROGATE_SIGNS = (b"\\ud", b"\\uD", b"\xed", b"\0")
-"""One of these is in a body with a lone surrogate: escaped, as bytes, or in UTF-16 or UTF-32, which JSON may be."""
-
-
 def _check_surrogates(body: bytearray) -> None:
-    if any(sign in body for sign in SURROGATE_SIGNS):
+    # Escaped, as bytes, or in UTF-16 or UTF-32, which JSON may be, too.
+    if any(sign in body for sign in (b"\\ud", b"\\uD", b"\xed", b"\0")):
         try:
             json.dumps(json.loads(body), ensure_ascii=False).encode()
         except UnicodeEncodeError as error:

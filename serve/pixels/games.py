@@ -82,8 +82,7 @@ class Games:
     def play(self, ctx: RequestContext, session: Session, keys: str, fps: float) -> AsyncIterator[Json]:
         """Return the game after each key, or now if there is none, until a later request plays it.
 
-        fps: most frames a second. Raises FormatError for an unknown key, before any is played; a game that would begin
-        with it is dropped.
+        fps: most frames a second. Raises FormatError for an unknown key, before any is played.
         """
         try:
             commands = [*session.keyboard.script(keys)]

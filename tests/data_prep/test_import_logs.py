@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from data_prep.__main__ import main
 from data_prep.import_logs import split_of
-from loopwm.records.episodes import read_episodes
+from loopwm.records.episodes import format_episode, read_episodes
 
 STEPS = [
     {"observation": "A shop. You see: a bell."},
@@ -63,12 +64,14 @@ def test_import_drops_what_cannot_be_learned_and_says_why(tmp_path, capsys):
     surrogate = log(steps=[*STEPS[:1], {"action": "ring \ud800", "observation": "Ding."}])
     blank = log(steps=[*STEPS[:1], {"action": " ", "observation": "Ding."}])
     turns = {"messages": [{"role": "user", "content": "A shop."}] * 3}
-    assert run_import(tmp_path, [log(), log(steps=STEPS[:1]), surrogate, blank, blank, turns]) == 0
+    others = [log(task="t\ud800"), log(steps=[STEPS[0] | {"look": "\udfff"}, STEPS[1]])]
+    assert run_import(tmp_path, [log(), log(steps=STEPS[:1]), surrogate, blank, blank, turns, *others]) == 0
     assert len(list(read_episodes(tmp_path / "out/train.jsonl.xz"))) == 1
     text = capsys.readouterr().out
     assert f"dropped: 2, blank goal, action or observation (first: {tmp_path}/logs.jsonl: line 4)" in text
     for reason in ("no step after", "lone surrogate", "do not alternate: user at turn 2"):
         assert f"{reason}" in text
+    assert "dropped: 3, text that is not valid Unicode" in text
 
 
 def test_import_leaves_no_split_of_an_earlier_import(tmp_path):
@@ -90,6 +93,13 @@ def test_import_leaves_no_split_of_an_earlier_import(tmp_path):
         (log(steps=[*STEPS[:1], STEPS[1] | {"reward": "1"}]), "line 2: steps[1].reward: must be int or float, got str"),
         (log(steps=[*STEPS[:1], STEPS[1] | {"done": 1}]), "line 2: steps[1].done: must be bool, got int"),
         ({"messages": ["x"]}, "line 2: messages[0]: must be an object, got str"),
+        (
+            log(steps=[*STEPS[:1], STEPS[1] | {"reward": float("nan")}]),
+            "line 2: steps[1].reward: must be a number below",
+        ),
+        (log(steps=[*STEPS[:1], STEPS[1] | {"reward": 10**400}]), "line 2: steps[1].reward: must be a number below"),
+        ('{"seed": ' + "9" * 5000 + "}", "line 2: not JSON (a number too long"),
+        ('{"goal": ' + "[" * 100_000, "line 2: not JSON (a number too long, or too deep a nesting)"),
     ],
 )
 def test_import_of_another_form_names_line_and_field(tmp_path, capsys, line, fault):
@@ -123,6 +133,15 @@ def test_import_splits_by_seed_and_keeps_splits_of_episodes(tmp_path):
     arguments = ["import", "--logs", str(tmp_path / "out"), "--env", "shop", "--out", str(tmp_path / "again")]
     assert main([*arguments, "--dev", "0", "--test", "0"]) == 0
     assert list(read_episodes(tmp_path / "again/dev.jsonl.xz")) == splits["dev"]
+
+
+def test_import_takes_built_games_for_train_and_drops_unknown_splits(tmp_path, capsys):
+    assert run_import(tmp_path, [log()]) == 0
+    (episode,) = read_episodes(tmp_path / "out/train.jsonl.xz")
+    lines = [format_episode(replace(episode, split=split)) for split in ("built", "train", "validation")]
+    assert run_import(tmp_path / "again", lines) == 0
+    assert [one.split for one in read_episodes(tmp_path / "again/out/train.jsonl.xz")] == ["train", "train"]
+    assert "dropped: 1, split 'validation', which is none of train, dev, test" in capsys.readouterr().out
 
 
 def test_import_of_look_and_inventory_keeps_them(tmp_path):

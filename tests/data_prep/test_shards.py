@@ -275,6 +275,12 @@ def test_tokenize_surrogate_or_no_episode_is_one_line(tmp_path, capsys, lines, f
     assert capsys.readouterr().err.splitlines()[-1].endswith(fault)
 
 
+def test_logs_of_one_seed_may_begin_in_any_way(tmp_path: Path) -> None:
+    write_episodes(tmp_path / "e.jsonl", [make_episode(policy="logs"), make_episode(policy="logs", goal="Another.")])
+    arguments = ["tokenize", "--episodes", str(tmp_path / "e.jsonl"), "--out", str(tmp_path / "out")]
+    assert main(arguments) == 0
+
+
 @pytest.mark.parametrize("field", ["goal", "steps[0].observation"])
 def test_an_episode_of_another_world_is_named(tmp_path: Path, field: str, capsys: pytest.CaptureFixture[str]) -> None:
     good, other = make_episode(), make_episode(variation=1)

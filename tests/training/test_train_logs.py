@@ -7,6 +7,7 @@ import json
 import lzma
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,18 @@ import pytest
 from accelerate.state import AcceleratorState
 
 import loopwm
+from data_prep.__main__ import main as data_prep
+from data_prep.import_logs import split_of
+from data_prep.prepare_logs import ensure_dev
 from eval.scores.suites import load_suite
 from loopwm.__main__ import main
+from loopwm.records.episodes import Episode, Step
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json
 from loopwm.records.template import Context
 from loopwm.text.model.configuration import PRESETS, LoopWMConfig
 from loopwm.text.model.modeling import LoopWMForCausalLM
-from loopwm.text.model.tokenizer import load_tokenizer
+from loopwm.text.model.tokenizer import load_tokenizer, tokenizer_hash
 from loopwm.text.training.fine_tune import FineTuner, fine_tune_config
 from loopwm.text.training.program import export_model
 from loopwm.trainer.optimizer import learning_rate_factor
@@ -86,10 +91,9 @@ def test_train_of_logs_keeps_seeds_apart_and_cuts_windows(run):
 
 def test_train_of_logs_warns_of_contexts_without_texts(tmp_path, checkpoint, capsys):
     logs = write_logs(tmp_path / "logs.jsonl", [log(number) for number in range(10)])
-    assert main(["train", str(logs), "--out", str(tmp_path / "run"), "--minutes", "0", "--model", str(checkpoint)]) == 2
+    assert data_prep(["prepare", "--logs", str(logs), "--env", "lamp", "--out", str(tmp_path / "data")]) == 0
     error = capsys.readouterr().err
     assert "warning: contexts snapshot, full, briefed are dropped: the logs lack what they show" in error
-    assert "error: --minutes: must be above 0, got 0.0" in error
 
 
 def ticking() -> Any:
@@ -127,6 +131,7 @@ def test_fine_tuning_stops_if_dev_does_not_improve(run, checkpoint, tmp_path, ca
     told = capsys.readouterr().out
     assert "shared tensor" not in caplog.text
     assert "dev loss 3.00 -> 2.00" in told
+    assert "stopped early: dev loss has not fallen for 3 tenths of the time" in told
     episodes = run / "data/train.jsonl.xz"
     assert f"next: loopwm serve --model {tmp_path / 'model'} --memory {episodes}\n" in told
     assert episodes.is_file()
@@ -135,7 +140,7 @@ def test_fine_tuning_stops_if_dev_does_not_improve(run, checkpoint, tmp_path, ca
 def test_train_refuses_run_folder_of_other_logs(run, tmp_path, capsys):
     logs = write_logs(tmp_path / "logs.jsonl", [log(number) for number in range(30, 40)])
     assert main(["train", str(logs), "--out", str(run)]) == 2
-    assert "must be of the same logs and options" in capsys.readouterr().err
+    assert "must be of the same logs, model and options" in capsys.readouterr().err
 
 
 def broken_xz(path: Path) -> str:
@@ -161,6 +166,93 @@ def test_train_of_bad_logs_is_refused_in_one_line(write, fault, tmp_path, capsys
     assert error.count("\n") == 1
 
 
-def test_fine_tune_config_refuses_folder_without_checkpoint(run, tmp_path):
-    with pytest.raises(InputError, match="--model: must be the folder of a LoopWM checkpoint"):
-        fine_tune_config(run / "data", tmp_path, 0)
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        (["--model", "."], "--model: must be the folder of a LoopWM checkpoint, got ."),
+        (["--minutes", "inf"], "--minutes: must be a number > 0, got 'inf'"),
+        (["--out", "logs/run"], "--out: must not be inside LOGS"),
+    ],
+)
+def test_train_refuses_an_option_before_anything_is_written(options, fault, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("logs").mkdir()
+    write_logs(Path("logs/logs.jsonl"), [log(number) for number in range(20)])
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "logs", "--out", "run", *options])
+    assert ended.value.code == 2
+    assert fault in capsys.readouterr().err
+    assert [path.name for path in Path().rglob("*")] == ["logs", "logs.jsonl"]
+
+
+def prepare(folder: Path, records: list[dict[str, Any]], *options: str) -> dict[str, Any]:
+    logs = write_logs(folder / "logs.jsonl", records)
+    assert data_prep(["prepare", "--logs", str(logs), "--env", "lamp", "--out", str(folder / "data"), *options]) == 0
+    data: dict[str, Any] = read_json(folder / "data/data.json")
+    return data
+
+
+def test_prepare_drops_texts_that_fit_no_row_and_tells_where_there_are_no_windows(tmp_path, capsys):
+    long = [{"observation": "x"}, {"action": "cat", "observation": " ".join(map(str, range(4000)))}]
+    data = prepare(tmp_path, [*(log(n, steps=log(n)["steps"][:4]) for n in range(40)), log(99, steps=long)])
+    assert sum(split["episodes"] for split in data["sizes"].values()) == 40
+    told = capsys.readouterr()
+    assert "dropped: 1, one of its texts has over 1024 tokens" in told.out
+    for split in ("dev", "test"):
+        assert f"warning: no windows of {split}, all its episodes have fewer than 5 steps" in told.err
+
+
+def with_state(number: int, words: int) -> dict[str, Any]:
+    steps = [step | {"look": "a lamp " * words, "inventory": "nothing"} for step in log(number)["steps"]]
+    return log(number, steps=steps)
+
+
+def test_prepare_offers_a_context_only_if_train_and_dev_show_it_in_a_row(tmp_path):
+    shares = {"dev": 0.3, "test": 0.0}
+    options = ("--dev", "0.3", "--test", "0")
+    for words, of_dev, contexts in (
+        (1, True, ["observed", "snapshot"]),
+        (600, True, ["observed"]),
+        (1, False, ["observed"]),
+    ):
+        folder = tmp_path / f"{words}-{of_dev}"
+        folder.mkdir()
+        in_train = [split_of(f"Room {number}.", shares, 0) == "train" for number in range(30)]
+        records = [with_state(n, words) if of_dev or in_train[n] else log(n) for n in range(30)]
+        assert prepare(folder, records, *options)["contexts"] == contexts
+
+
+def test_prepare_of_long_goals_says_so(tmp_path, capsys):
+    logs = write_logs(tmp_path / "logs.jsonl", [log(n, goal=f"{n} lamp " * 504) for n in range(20)])
+    assert data_prep(["prepare", "--logs", str(logs), "--env", "lamp", "--out", str(tmp_path / "data")]) == 2
+    assert "LOGS: goal, first observation and a step must fit into 1024 tokens" in capsys.readouterr().err
+
+
+def test_prepare_uses_the_models_tokenizer_and_knows_the_logs_by_their_content(tmp_path, checkpoint, monkeypatch):
+    records = [log(number) for number in range(20)]
+    frozen = prepare(tmp_path, records, "--tokenizer", str(checkpoint / "tokenizer.json"))
+    assert frozen["source"]["tokenizer"] == tokenizer_hash(), "though its file is spelled in another way"
+    monkeypatch.chdir(tmp_path)
+    again = ["prepare", "--logs", "logs.jsonl", "--env", "lamp", "--out", "data"]
+    assert data_prep(again) == 0
+    tokenizer = json.loads((checkpoint / "tokenizer.json").read_text())
+    tokenizer["added_tokens"].append({**tokenizer["added_tokens"][-1], "id": 9000, "content": "<|mine|>"})
+    Path("mine.json").write_text(json.dumps(tokenizer))
+    assert data_prep([*again, "--tokenizer", "mine.json"]) == 2
+    (tmp_path / "other").mkdir()
+    own = prepare(tmp_path / "other", records, "--tokenizer", "mine.json")
+    assert own["source"]["tokenizer"] == tokenizer_hash(Path("mine.json"))
+    assert read_json(tmp_path / "other/data/shards-train/index.json")["tokenizer_hash"] == own["source"]["tokenizer"]
+
+
+def test_dev_takes_a_goal_that_leaves_enough_to_train_on():
+    def episode(goal: str, steps: int) -> Episode:
+        step = Step("wait", "x", 0.0, False)
+        return Episode("lamp", "t", "a", "train", "logs", goal, (replace(step, action=None), *[step] * steps))
+
+    for names in ("ab", "ba"):  # in one of the orders the hash alone would take the long one
+        episodes = {"train": [episode(names[0], 80), episode(names[1], 2)]}
+        ensure_dev(episodes)
+        assert [one.goal for one in episodes["train"]] == [names[0]]
+    with pytest.raises(InputError, match="beside those of test, one for dev, got 1"):
+        ensure_dev({"train": [episode("a", 80)]})

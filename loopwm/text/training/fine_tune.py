@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from loopwm.records.config import typed
-from loopwm.records.errors import InputError
 from loopwm.records.files import read_json, write_atomic
 from loopwm.runtime import keep_everything, product_rate, quick_products
 from loopwm.text.model.configuration import LoopWMConfig
@@ -42,9 +41,7 @@ REGIMES = {"observed": 0.7, "snapshot": 0.3}
 
 
 def fine_tune_config(data: Path, model: Path, seed: int) -> TrainingConfig:
-    """Return the configuration of a run on prepared logs. Raises InputError if there are none."""
-    if not (model / "config.json").is_file():
-        raise InputError(f"--model: must be the folder of a LoopWM checkpoint, got {model}")
+    """Return the configuration of a run on prepared logs."""
     base = LoopWMConfig.from_pretrained(model)
     heads, monitor = float(base.prediction_heads), float(base.monitor_head)
     return typed(
@@ -130,7 +127,9 @@ class FineTuner(Trainer[TrainingConfig]):
             self._save()
 
     def _export(self) -> None:
-        if self._measured < PARTS and self.program.worse < PATIENCE:
+        if self.program.worse >= PATIENCE:
+            print(f"stopped early: dev loss has not fallen for {PATIENCE} tenths of the time; more bring nothing")
+        elif self._measured < PARTS:
             self._measure()
         first, best = self.program.first or {}, self.program.best or {}
         print(f"dev loss {first['loss']:.2f} -> {best['loss']:.2f}; {_exactness(first)} -> {_exactness(best)}")
@@ -159,9 +158,7 @@ def _exactness(record: Mapping[str, float]) -> str:
 
 
 def fine_tune(data: Path, model: Path, out: Path, minutes: float, seed: int) -> None:
-    """Fine-tune a checkpoint, or resume. Raises InputError."""
-    if not minutes > 0:
-        raise InputError(f"--minutes: must be above 0, got {minutes}")
+    """Fine-tune a checkpoint, or resume. minutes: above 0. Raises InputError."""
     keep_everything()
     with quick_products():
-        FineTuner(fine_tune_config(data, model, seed), out, minutes).run()
+        FineTuner(fine_tune_config(data.resolve(), model.resolve(), seed), out, minutes).run()
