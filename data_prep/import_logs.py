@@ -191,7 +191,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     episodes, dropped = import_logs(args.logs, args.env, read_shares(args), args.seed)
     if SPLITS[0] not in episodes:
-        raise InputError(f"--logs: no episode left to train on ({sum(dropped.values())} dropped)")
+        raise InputError(f"--logs: no episode left to train on; dropped: {'; '.join(dropped) or 'none'}")
     for split in SPLITS:
         (args.out / f"{split}.jsonl.xz").unlink(missing_ok=True)
     for split in reversed(SPLITS):  # train last: a folder without it is unfinished, and never of two imports

@@ -2,7 +2,7 @@
 
 python examples/make_starts.py EPISODE_FOLDER loopwm/worlds/data/scienceworld.jsonl.gz --per-task 20
 
-The folder holds what `python -m lab unpack` writes, or what was collected.
+The folder holds what `python -m lab unpack` writes, or what was collected; only train episodes count.
 """
 
 import argparse
@@ -31,6 +31,8 @@ for task, episodes in sorted(tasks.items()):
         start = {"env": episode.env, "task": task, "family": family_of(episode.env, task), "variation": variation}
         seen = [{"action": None, "observation": episode.steps[0].observation}]
         lines.append({**start, "split": episode.split, "goal": episode.goal, "history": seen})
+if not lines:
+    parser.error(f"{args.folder}: has no episode of the split train")
 text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
 args.out.write_bytes(gzip.compress(text.encode(), mtime=0))
 print(f"{len(lines)} starts of {len(tasks)} tasks in {args.out}")

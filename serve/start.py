@@ -28,7 +28,7 @@ ORIGINS_HELP = "sites whose pages may use the service from a browser, such as ht
 DRAIN_HELP = "seconds after SIGTERM in which requests are still taken while /ready is 503"
 PROXIES_HELP = "addresses or networks of proxies whose X-Forwarded-For names the client in the access log"
 LOG_HELP = "lines of requests on standard error; json: those of errors, too"
-DEPTH_HELP = "loops of every forward, or an exit rule such as gate:tau=0.5,limit=4; default: the checkpoint's loops"
+DEPTH_HELP = "loops of every forward, or an exit rule, as convergence:eps=0.8,limit=4; default: the checkpoint's"
 
 ENGINE_HELP = """vLLM server that generates in place of this process, http://HOST:PORT; it must serve the checkpoint
 of --model; OPENAI_API_KEY holds its key"""

@@ -39,11 +39,9 @@ FORMATTERS = {"off": PlainFormatter, "plain": PlainFormatter, "json": JsonFormat
 
 
 def set_up(accesses: str) -> None:
-    """Log to standard error, so that standard output has only the start-up line.
-
-    accesses: how, a key of FORMATTERS; errors are logged with `off`, too.
-    """
+    """Log to standard error: standard output has only the start-up line. accesses: how, a key of FORMATTERS."""
     handler = logging.StreamHandler()
+    handler.setLevel(logging.INFO)  # bm25s sets its own logger to DEBUG
     handler.setFormatter(FORMATTERS[accesses]())
     logging.getLogger().addHandler(handler)
     logging.getLogger("serve").setLevel(logging.INFO)
