@@ -29,6 +29,7 @@ from data_prep.environments.pixels.by_name import FRAME_ENVIRONMENTS, is_frame_e
 from data_prep.plan import Chunk, CollectionPlan, load_or_make_chunks, parse_shard
 from data_prep.policies import POLICIES
 from data_prep.solutions import solve
+from loopwm.records.command import positive
 from loopwm.records.episodes import Episode, write_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_lines, write_json, write_lines
@@ -209,21 +210,18 @@ def write_manifest(plan: CollectionPlan, out: Path) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add(
-        "environment",
-        help=f"simulator: {', '.join(ENVIRONMENTS)}; of frames: {', '.join(FRAME_ENVIRONMENTS)} and others",
-    )
+    add("environment", help=f"simulator: {', '.join(ENVIRONMENTS)}; {', '.join(FRAME_ENVIRONMENTS)} and other frames")
     add("--split", required=True, help="split of the variations; for frames: train, dev or test")
     add("--policy", choices=POLICIES, help="policy; None: gold, for frames random")
-    add("--episodes-per-task", type=int, help="most episodes a task; gold plays a variation once; not for frames")
-    add("--episodes", type=int, help="number of episodes; for frames")
-    add("--steps", type=int, help="least number of transitions, in whole episodes; for frames")
-    add("--plays", type=int, help="episodes in a row of a variation; None: 1; not for frames")
+    add("--episodes-per-task", type=positive, help="most episodes a task; gold plays a variation once; not for frames")
+    add("--episodes", type=positive, help="number of episodes; for frames")
+    add("--steps", type=positive, help="least number of transitions, in whole episodes; for frames")
+    add("--plays", type=positive, help="episodes in a row of a variation; None: 1; not for frames")
     add("--tasks", nargs="+", default=[], help="tasks (default: all); not for frames")
-    add("--max-steps", type=int, help="most actions of an episode; None: 160, for frames no limit")
-    add("--hidden-every", type=int, help="steps from one hidden state to the next; None: 4; not for frames")
+    add("--max-steps", type=positive, help="most actions of an episode; None: 160, for frames no limit")
+    add("--hidden-every", type=positive, help="steps from one hidden state to the next; None: 4; not for frames")
     add("--solutions", type=Path, metavar="FOLDER", help="cache of solutions; not for frames")
-    add("--workers", type=int, default=1, help="processes, each with a simulator; not for frames")
+    add("--workers", type=positive, default=1, help="processes, each with a simulator; not for frames")
     add("--shard", default="1/1", metavar="I/N", help="part of the work, for several machines; not for frames")
     add("--dask", metavar="URL", help="scheduler of a Dask cluster, instead of --workers")
     add("--seed", type=int, default=0)
@@ -239,10 +237,6 @@ TEXT_ONLY: dict[str, Any] = {
 
 def run(args: argparse.Namespace, initializer: Callable[[], None] | None = None) -> None:
     """Collect. initializer: called in each worker process, such as to add a policy."""
-    for name in ("episodes_per_task", "episodes", "steps", "max_steps", "hidden_every", "plays", "workers"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise InputError(f"{_option(name)}: must be >= 1, got {value}")
     if is_frame_environment(args.environment):
         _run_frames(args)
     else:

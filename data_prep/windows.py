@@ -27,6 +27,7 @@ from tqdm import tqdm
 
 from data_prep.environments import family_of, make_environment
 from data_prep.policies import replay_hidden_states
+from loopwm.records.command import positive
 from loopwm.records.episodes import Episode, recorded_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.files import write_lines
@@ -118,16 +119,14 @@ def read_sorted(paths: Iterable[Path]) -> list[Episode]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--episodes", nargs="+", type=Path, required=True, help="episode files or folders")
-    parser.add_argument("--count", type=int, required=True, help="number of windows")
-    parser.add_argument("--horizon", type=int, default=5, help="actions a window")
+    parser.add_argument("--count", type=positive, required=True, help="number of windows")
+    parser.add_argument("--horizon", type=positive, default=5, help="actions a window")
     parser.add_argument("--hidden-state", action="store_true", help="read the hidden states from the simulator")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True, help="NAME.jsonl.gz; NAME begins the windows' ids")
 
 
 def run(args: argparse.Namespace) -> None:
-    if min(args.count, args.horizon) < 1:
-        raise InputError("--count, --horizon: must be >= 1")
     cuts = cut_any(read_sorted(args.episodes), args.count, args.horizon, args.seed, args.out.name.split(".")[0])
     write_cuts(args.out, cuts, args.horizon, args.hidden_state)
 

@@ -73,9 +73,12 @@ class LoopedConfig:
     max_loops: int = 4
 
     def __post_init__(self) -> None:
-        require_at_least(1, self, "dim", "heads", "default_depth", "max_loops")
+        require_at_least(1, self, "dim", "heads", "default_depth", "max_loops", "mlp_dim", "block_layers", "mu_rec")
+        require_at_least(0, self, "prelude_layers", "coda_layers")
         if self.dim % self.heads:
             raise ValueError(f"dim: must be divisible by heads ({self.heads}), got {self.dim}")
+        if self.dim // self.heads % 2:
+            raise ValueError(f"dim: must give each of {self.heads} heads an even width, got {self.dim}")
         if self.default_depth > self.max_loops:
             raise ValueError(f"default_depth: must be at most max_loops ({self.max_loops}), got {self.default_depth}")
 

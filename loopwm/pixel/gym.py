@@ -46,7 +46,7 @@ CATCH = Path(__file__).parent / "pretrained/catch"
 
 def world_folder(name: str | Path) -> Path:
     """Return the folder of a packaged world by its name, or the folder that is named."""
-    return packaged if (packaged := CATCH.parent / name).is_dir() else Path(name)
+    return packaged if ((packaged := CATCH.parent / name) / "config.json").is_file() else Path(name)
 
 
 def make_vector_env(

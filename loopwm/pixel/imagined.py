@@ -134,6 +134,8 @@ class ImaginedVectorEnv(VectorEnv[Array, Array, Array], Generic[S]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         """Start all worlds anew. Raises InputError if the replay has no `context` consecutive steps."""
         super().reset(seed=seed)
+        if options:
+            raise InputError(f"options: must be none, all worlds begin anew, got {options}")
         if seed is not None or self._state is None:  # else the random state continues, as in Gymnasium
             self._generator.manual_seed(int(self.np_random.integers(2**62)))
         rows = np.arange(self.num_envs)

@@ -117,10 +117,13 @@ class PixelProgram:
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        return {}
+        return {name: part.tolist() for name, part in self.objective.prepared().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        pass
+        """Take what the weights were trained with, and go on from it with the data of this run."""
+        if state:
+            self.objective.take_prepared({name: torch.tensor(part, dtype=torch.uint8) for name, part in state.items()})
+            self.preparation = self.objective.prepare(torch.from_numpy(e.obs) for e in self.train.episodes())
 
     def provenance(self) -> dict[str, Any]:
         return {

@@ -153,6 +153,7 @@ class Replay:
         for path in files:
             with naming(f"{path}: "):
                 replay.add(read_episode(path))
+            replay._streams[0].open_at = None  # files of several recordings do not continue one another
         return replay
 
     def __len__(self) -> int:

@@ -281,6 +281,8 @@ class Trainer(Generic[Config]):
             return None
         if self._sharded:
             raise InputError("optimizer.average: must be 0 with FSDP, whose weights lie in parts")
+        if any(isinstance(module, torch.nn.BatchNorm2d) for module in self.objective.modules()):
+            raise InputError("optimizer.average: must be 0 for a model with batch norm, whose statistics it lacks")
         averaging = get_ema_multi_avg_fn(self.config.optimizer.average)
         average = AveragedModel(self.accelerator.unwrap_model(self.objective), multi_avg_fn=averaging)
         self.accelerator.register_for_checkpointing(average)

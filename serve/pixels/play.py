@@ -23,7 +23,7 @@ from pathlib import Path
 from loopwm.pixel.checkpoint import load_checkpoint
 from loopwm.pixel.gym import CATCH, real_environment, world_folder
 from loopwm.pixel.replay import Replay
-from loopwm.records.command import doc_parser, exit_status
+from loopwm.records.command import above_zero, at_least_zero, doc_parser, exit_status
 from loopwm.records.errors import InputError, naming
 from loopwm.records.frames import FrameEpisode, FrameSpace
 from serve.pixels.game import Game, Moment
@@ -149,8 +149,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--starts", type=Path, help="recorded episodes to start in where there is no simulator")
     parser.add_argument("--keys", help="play these keys instead of the terminal's")
     parser.add_argument("--gif", type=Path, metavar="FILE", help="record the game (needs Pillow)")
-    parser.add_argument("--fps", type=float, default=15.0, help="frames/s of A, --keys and the GIF (default: 15)")
-    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    parser.add_argument("--fps", type=above_zero, default=15.0, help="frames/s of A, --keys and the GIF (default: 15)")
+    parser.add_argument("--seed", type=at_least_zero, default=0, help="default: %(default)s")
     return parser
 
 
@@ -160,8 +160,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> None:
-    if not args.fps > 0:
-        raise InputError(f"--fps: must be above 0, got {args.fps:g}")
     if args.gif is not None:
         if importlib.util.find_spec("PIL") is None:
             raise InputError("--gif: the package pillow is not installed: pip install pillow")

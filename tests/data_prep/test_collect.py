@@ -224,7 +224,6 @@ def test_a_broken_solution_is_named(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["toy", "--split", "tset"], "--split: must be one of train, test, got 'tset'"),
         (["toy", "--split", "test", "--tasks", "swim"], "--tasks: must be some of walk, run, got 'swim'"),
         (["chess", "--split", "test"], "environment: must be one of "),
-        (["toy", "--split", "test", "--workers", "0"], "--workers: must be >= 1, got 0"),
         (["toy", "--split", "test", "--policy", "expert"], "--policy: must be 'gold' in toy, got 'expert'"),
         (["toy", "--split", "test", "--shard", "3/2"], "--shard: must be i/n with 1 <= i <= n, got '3/2'"),
         (
@@ -250,3 +249,20 @@ def test_killed_and_restarted_yields_the_same_set(tmp_path: Path) -> None:
     plan = "scienceworld --split train --policy noisy-expert --episodes-per-task 11 --max-steps 3"
     options = [*plan.split(), "--tasks", TASK, "lifespan-longest-lived"]
     check_that_kills_change_nothing(options, tmp_path, seed=0)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(
+            ["collect", "toy", "--split", "test", "--out", "o", name, "0"]
+            for name in ("--workers", "--steps", "--plays")
+        ),
+        *(["windows", "--episodes", "e", "--count", "1", "--out", "o", name, "0"] for name in ("--count", "--horizon")),
+    ],
+)
+def test_a_number_of_things_is_one_at_least(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert f"argument {arguments[-2]}: must be a whole number >= 1, got '0'" in capsys.readouterr().err

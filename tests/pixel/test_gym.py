@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -95,6 +96,20 @@ def test_channels_are_painted_in_different_colours() -> None:
 def test_arguments_that_do_not_fit_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         make_vector_env(2, **arguments).reset(seed=0)
+
+
+def test_some_worlds_alone_are_not_reset() -> None:
+    envs = make_vector_env(2)
+    envs.reset(seed=0)
+    with pytest.raises(InputError, match="options: must be none"):
+        envs.reset(options={"reset_mask": np.array([True, False])})
+
+
+def test_a_folder_of_ones_own_is_found_by_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(CATCH, tmp_path / "mine")
+    monkeypatch.chdir(tmp_path / "mine")
+    assert world_folder(".") == Path()
+    assert world_folder("catch") == CATCH
 
 
 @pytest.mark.parametrize("name", sorted(folder.name for folder in CATCH.parent.iterdir()))

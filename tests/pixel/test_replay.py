@@ -201,3 +201,10 @@ def test_shares_are_of_parts_by_age_whatever_the_streams() -> None:
     assert np.allclose(np.bincount(replay.sample(8000, 1, rng).reward[:, 0].astype(int)) / 8000, 1 / 8, atol=0.02)
     replay.add(make_episode(8, 1))
     assert 8 in replay.sample(1000, 1, rng, shares).reward
+
+
+def test_an_open_episode_of_a_folder_is_not_continued_by_the_next_file(tmp_path: Path) -> None:
+    for number, start in enumerate((10, 50)):
+        write_episode(tmp_path / f"{number}.npz", make_episode(start, 4, ends=False))
+    replay = Replay.from_folder(tmp_path)
+    assert len(replay) == 8

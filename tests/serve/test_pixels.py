@@ -259,7 +259,6 @@ def test_keys_of_a_terminal_are_drawn(tmp_path):
         (["--keys", "0x"], r"--keys: must be of 0 to 2, A, B, F, N, \., got 'x'"),
         (["--model", str(PACKAGED)], r".*: .*system.*"),
         (["--model", "/nowhere"], r"/nowhere/config.json: no such file"),
-        (["--fps", "0"], r"--fps: must be above 0, got 0"),
         (["--gif", "/nowhere/a.gif"], r"--gif: /nowhere: no such folder"),
     ],
 )
@@ -318,3 +317,11 @@ def test_packaged_maze_is_remembered_while_nothing_of_it_is_seen():
 
     assert agreement(96) > 0.98
     assert agreement(1) < 0.8
+
+
+@pytest.mark.parametrize(("option", "value"), [("--fps", "0"), ("--seed", "-1")])
+def test_numbers_out_of_range_are_refused_by_name(option, value, capsys):
+    with pytest.raises(SystemExit) as ended:
+        play("--keys", "0", f"{option}={value}")
+    assert ended.value.code == 2
+    assert f"argument {option}: must be a " in capsys.readouterr().err

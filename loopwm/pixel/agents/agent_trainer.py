@@ -199,7 +199,7 @@ class AgentTrainer:
         record = self._episode_returns(result)
         update = self.learner.learn_from_play(real.epochs, real.minibatches, self.chance)
         record |= _means("real", [update | step_means(result)])
-        return record if self.world is None else record | self.world.prepare(result)
+        return record if self.world is None or not self.config.world.updates else record | self.world.prepare(result)
 
     def _episode_returns(self, result: Rollout) -> Numbers:
         """Return the number of finished episodes and their mean return."""
@@ -277,7 +277,7 @@ class AgentTrainer:
                 raise InputError(f"world.replay: {self.config.world.replay} transitions are too few for {folder}")
             self.replay.add(rewarded(episode, self.config.real.rewards), stream)
             stream += int(episode.open)  # the next one must not continue it
-            if self.world is not None:
+            if self.world is not None and self.config.world.updates:
                 self.world.system.prepare([torch.from_numpy(episode.obs).to(self.device)])
 
     def _export(self) -> None:

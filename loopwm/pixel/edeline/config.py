@@ -86,7 +86,7 @@ class EdelineSampling:
     """
 
     def __post_init__(self) -> None:
-        require_at_least(1, self, "steps")
+        require_at_least(1, self, "steps", "rho")
         if not 0 < self.sigma_min <= self.sigma_max:
             raise ValueError(f"sigma_min: must be between 0 and sigma_max ({self.sigma_max}), got {self.sigma_min}")
 

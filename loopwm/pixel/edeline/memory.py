@@ -26,8 +26,6 @@ class MemoryConfig(LoopedConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(1, self, "window")
-        if self.dim // self.heads % 2:
-            raise ValueError(f"dim: must give each of {self.heads} heads an even width, got {self.dim}")
 
 
 class Memory(nn.Module):

@@ -173,7 +173,7 @@ class StormWorld(LatentWorld[StormState]):
 
     @torch.no_grad()
     def step(self, state: StormState, action: Tensor, generator: torch.Generator) -> Imagined[StormState]:
-        """Imagine a step; where the learned positions are used up, from the frames that an agent carries."""
+        """Imagine a step; if one row has used up the learned positions, all from the frames that an agent carries."""
         if state.longest >= self.system.config.positions:
             state = self._rebuild_cache(state)
         e = self.network.mix(state.z, action)

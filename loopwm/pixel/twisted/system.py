@@ -19,6 +19,7 @@ from loopwm.pixel.system import Diagnostics, FrameBatch, PixelSystem, Prepared, 
 from loopwm.pixel.twisted.codebook import PatchTokenizer
 from loopwm.pixel.twisted.decoding import Centre, Decoder, DecoderConfig, sample
 from loopwm.pixel.twisted.model import TokenBatch, Twisted, TwistedConfig, TwistedState
+from loopwm.records.errors import naming
 from loopwm.records.frames import FrameSpace
 
 
@@ -97,7 +98,8 @@ class TwistedSystem(PixelSystem):
     def world(self, sampling: TwistedSampling | None = None) -> TwistedWorld:
         chosen = self.sampling if sampling is None else sampling
         grid = self.tokenizer.grid
-        return TwistedWorld(self, chosen.decoder.decoder(grid, chosen.centre.region(grid)))
+        with naming("sampling.", ValueError):
+            return TwistedWorld(self, chosen.decoder.decoder(grid, chosen.centre.region(grid)))
 
 
 class TwistedWorld(FrameWorld[TwistedState]):

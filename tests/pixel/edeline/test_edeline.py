@@ -72,6 +72,8 @@ def test_preconditioners_are_the_papers_and_keep_variance():
 def test_the_samplers_levels_are_the_papers():
     assert EdelineSampling().sigmas() == pytest.approx([5.0, 0.283, 0.002, 0.0], abs=5e-4)
     assert EdelineSampling(steps=1).sigmas() == [5.0, 0.0]
+    with pytest.raises(ValueError, match="rho: must be at least 1, got 0"):
+        EdelineSampling(rho=0)
 
 
 @torch.no_grad()

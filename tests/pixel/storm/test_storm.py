@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from loopwm.pixel.storm.system import StormObjective, StormSampling, StormState,
 from loopwm.pixel.system import FrameBatch, make_system
 from loopwm.records.errors import InputError
 from loopwm.records.frames import FrameSpace
+from loopwm.trainer.config import OptimizerConfig
+from loopwm.trainer.trainer import Trainer
 
 SPACE = FrameSpace("made/up", "1", (6, 5, 2), 3)
 TINY = StormConfig(
@@ -390,3 +393,9 @@ def test_coefficients_out_of_range_are_refused() -> None:
         StormObjective(free_bits=-1.0)
     with pytest.raises(InputError, match=r"objective.free_bits: must be at most 6.438 nats \(latents\), got 7.0"):
         StormSystem(TINY, StormObjective(free_bits=7.0), SPACE)
+
+
+def test_averaged_weights_are_refused_beside_batch_norm():
+    config = SimpleNamespace(optimizer=OptimizerConfig(average=0.9))
+    with pytest.raises(InputError, match=r"optimizer\.average: must be 0 for a model with batch norm"):
+        Trainer._average(SimpleNamespace(config=config, _sharded=False, objective=system()))

@@ -11,9 +11,13 @@ import pytest
 import torch
 
 from loopwm.pixel.checkpoint import load_checkpoint, save_checkpoint
+from loopwm.pixel.program import PixelProgram
 from loopwm.pixel.system import make_system
+from loopwm.pixel.training_config import training_config
+from loopwm.pixel.twisted.decoding import Centre, DecoderConfig
 from loopwm.pixel.twisted.model import TokenBatch, Twisted, TwistedConfig
-from loopwm.pixel.twisted.system import TwistedCoefficients, TwistedWorld
+from loopwm.pixel.twisted.system import TwistedCoefficients, TwistedSampling, TwistedWorld
+from loopwm.records.config import read_sections
 from loopwm.records.errors import InputError
 from loopwm.records.frames import FrameSpace
 from loopwm.trainer.config import OptimizerConfig
@@ -209,6 +213,10 @@ def test_a_checkpoint_that_cannot_be_used_is_refused_in_one_line(checkpoint, tmp
     [
         ("model.patch=[5, 2]", "model.patch: "),
         ("model.heads=3", "model.dim: must be divisible by heads (3), got 32"),
+        ("model.heads=32", "model.dim: must give each of 32 heads an even width, got 32"),
+        ("model.mu_rec=0", "model.mu_rec: must be at least 1, got 0"),
+        ("model.block_layers=0", "model.block_layers: must be at least 1, got 0"),
+        ("model.prelude_layers=-1", "model.prelude_layers: must be at least 0, got -1"),
         ("model.colour=3", "model.colour: unknown key"),
         ("data.train=/nowhere", "data.train: "),
         ("system=dreamer", "system: 'dreamer' is not one of"),
@@ -220,6 +228,21 @@ def test_bad_configuration_is_one_line_and_status_2(twisted_config, tmp_path, ca
     assert error.startswith(f"error: {message}")
     assert "\n" not in error
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_starts_from_a_checkpoint_keeps_its_codes_in_their_order(twisted_config):
+    program = PixelProgram(training_config(read_sections(twisted_config)))
+    codes = program.state_dict()["codes"][::-1][:3]
+    program.load_state_dict({"codes": codes})
+    after = program.objective.prepared()["codes"].tolist()
+    assert after[:3] == codes
+    assert sorted(after) == sorted(PixelProgram(training_config(read_sections(twisted_config))).state_dict()["codes"])
+
+
+def test_a_decoder_that_does_not_fit_the_grid_is_named(checkpoint):
+    sampling = TwistedSampling(decoder=DecoderConfig("noised-transport"), centre=Centre(edge=3))
+    with pytest.raises(InputError, match=r"sampling\.region: must leave part of the grid"):
+        checkpoint.world(sampling)
 
 
 def test_muon_gets_the_matrices_of_the_layers_alone():
