@@ -63,7 +63,7 @@ class WorldConfig:
 
 @dataclass(frozen=True)
 class ImaginationConfig:
-    """Learner training in imagined worlds per iteration. epochs, minibatches, entropy_coef, also of `real`: PPO only."""
+    """Learner training in imagined worlds per iteration. Of PPO alone: epochs, minibatches, entropy_coef."""
 
     updates: int = 300
     """U_imag, updates per iteration."""
