@@ -19,7 +19,7 @@ from loopwm.pixel.agents.agent_trainer import AgentTrainer, WorldLearner, in_uni
 from loopwm.pixel.agents.config import agent_config
 from loopwm.pixel.agents.ppo_learner import RolloutCollector, play
 from loopwm.pixel.agents.ppo_policy import ActorCritic, PolicyConfig
-from loopwm.pixel.checkpoint import load_checkpoint
+from loopwm.pixel.checkpoint import load_checkpoint, save_checkpoint
 from loopwm.pixel.imagined import EnvState, ImaginedVectorEnv
 from loopwm.records.config import read_sections
 from loopwm.records.errors import InputError
@@ -298,11 +298,14 @@ def test_a_demonstration_of_another_environment_and_more_than_are_kept_are_refus
 
 
 def test_a_world_that_is_begun_with_and_not_updated_is_imagined_in_as_it_is(finished, tmp_path):
-    model = finished / "model"
+    begun = load_checkpoint(finished / "model")
+    begun.take_prepared({"codes": begun.prepared()["codes"][:2]})  # real play shows others
+    model = tmp_path / "begun" / "model"
+    save_checkpoint(begun, model)
     AgentTrainer(config(world={"updates": 0, "start_from": str(model)}), blocks(4), SPACE, tmp_path).run()
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert ["imagined_reward" in record for record in records] == [False, True, True, True]
-    ours, theirs = (load_file(folder / "model" / "model.safetensors") for folder in (tmp_path, finished))
+    ours, theirs = (load_file(folder / "model" / "model.safetensors") for folder in (tmp_path, model.parent))
     assert any(name.startswith("prepared.") for name in theirs), "a codebook, which does not grow either"
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     settings = config(world={"updates": 0, "start_from": str(model)})
