@@ -97,7 +97,7 @@ def test_5_unknown_preset_lists_the_presets(tmp_path, capsys):
 def test_6_three_short_episodes_are_too_few_to_train_on(tmp_path, capsys):
     logs = write_logs(tmp_path / "logs.jsonl", [log(number) for number in range(3)])
     assert refusal(capsys, "train", str(logs), "--out", str(tmp_path / "run")) == (
-        "error: LOGS: must have at least 50 steps to train on, got 24; add episodes\n"
+        "error: LOGS: must have at least 50 steps to train on, got 16; add episodes\n"
     )
 
 

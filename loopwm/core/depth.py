@@ -34,8 +34,8 @@ def _draw(seed: int, step: int, row: int, mu_rec: float, max_loops: int) -> tupl
     """Draw the depth and the noise seed of a row. A mean of 1, as before a ramp, is one loop."""
     # Philox, a counter-based generator: streams of neighbouring seeds are independent.
     rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, step, row))))
-    depth = int(rng.poisson(mu_rec)) if mu_rec > 1 else 1
-    return min(max(1, depth), max_loops), int(rng.integers(2**63))
+    depth, noise_seed = int(rng.poisson(mu_rec)), int(rng.integers(2**63))
+    return min(max(1, depth), max_loops) if mu_rec > 1 else 1, noise_seed
 
 
 @dataclass(frozen=True)
