@@ -156,7 +156,7 @@ class Watch:
 
     def gather(self, asked: Sequence[Future[bool]]) -> None:
         """Until each of these is over or in the queue, behind what holds it up."""
-        wait_until(lambda: sum(not one.done() for one in asked) < self.engine.load[1], 5)
+        wait_until(lambda: sum(not one.done() for one in asked) < self.engine.load[1])
 
 
 @pytest.fixture(scope="module")
