@@ -1,7 +1,7 @@
 """Prepare logs for fine-tuning: import, split by goal or seed, tokenize, and cut windows.
 
 This is the first step of `loopwm train LOGS`. --out receives episodes, shards of the train and dev splits, windows of
-dev and test for `loopwm eval run`, and data.json with sizes and the contexts that the logs can show. Prepared logs are
+dev and test for `loopwm eval run`, and data.json with sizes, rows' length and contexts that logs show. Prepared logs are
 not prepared again.
 """
 
@@ -30,7 +30,7 @@ from loopwm.records.template import CONTEXT_KINDS, ContextKind
 EXAMPLE = "python -m data_prep prepare --logs logs.jsonl --env shop --out data/shop"
 
 MOST_TOKENS = 1024
-"""Tokens of a training row that has only what it must have: a context and a step."""
+"""Tokens of the longest training rows: a context and its steps."""
 LEAST_STEPS = 50
 """Train steps below which training is refused: every batch would repeat the same few steps."""
 
@@ -146,4 +146,4 @@ def run(args: argparse.Namespace) -> None:
     sizes = write_data(args.out, episodes, encoder, tokenizer_hash)
     for split, size in sizes.items():
         print(f"{split}: " + ", ".join(f"{count:,} {unit}" for unit, count in size.items()))
-    write_json(record, {"source": source, "contexts": shown, "sizes": sizes})
+    write_json(record, {"source": source, "contexts": shown, "row_tokens": MOST_TOKENS, "sizes": sizes})

@@ -51,7 +51,7 @@ def fine_tune_config(data: Path, model: Path, seed: int) -> TrainingConfig:
             "data": {
                 "train": [str(data / "shards-train")],
                 "dev": [str(data / "shards-dev")],
-                "trunk_tokens_max": 1024,
+                "trunk_tokens_max": read_json(data / "data.json")["row_tokens"],
                 "regimes": {kind: REGIMES[kind] for kind in read_json(data / "data.json")["contexts"]},
             },
             "batch": {"rows": 1, "tokens": 512, "micro_batches": 1},  # in minutes, more steps beat larger ones
