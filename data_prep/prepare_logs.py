@@ -1,7 +1,7 @@
 """Prepare logs for fine-tuning: import, split by goal or seed, tokenize, and cut windows.
 
 This is the first step of `loopwm train LOGS`. --out receives episodes, shards of the train and dev splits, windows of
-dev and test for `loopwm eval run`, and data.json with sizes, rows' length and contexts that logs show. Prepared logs are
+dev and test for `loopwm eval run`, and data.json with sizes, length of rows and contexts shown. Prepared logs are
 not prepared again.
 """
 
