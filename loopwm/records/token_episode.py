@@ -134,9 +134,8 @@ class TokenEpisode:
         """Map for each of consecutive steps the place of a state query to that of its answer: see `query_places`."""
         places: dict[int, list[list[tuple[int, int]]]] = {kind: [[] for _ in steps] for kind in (QUERY, ANSWER)}
         spans = self.spans[self._step_starts[steps.start] : self._step_starts[steps.stop]]
-        for start, length, step, kind in spans.tolist():
-            if kind in places:
-                places[kind][step - steps.start].append((start, start + length))
+        for start, length, step, kind in spans[np.isin(spans["kind"], list(places))].tolist():
+            places[kind][step - steps.start].append((start, start + length))
         return [dict(zip(*pair, strict=True)) for pair in zip(places[QUERY], places[ANSWER], strict=True)]
 
     def facts_of(self, kind: int, step: int, index: int = 0) -> PlacedFacts:
