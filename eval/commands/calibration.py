@@ -40,12 +40,7 @@ class Bin:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Quality of the trust in n predictions.
-
-    right: share that is exactly right. auroc: chance that a right one has more trust than a wrong one, NaN without both
-    kinds. ece: expected calibration error over `bins`. right_at: share that is right among the 50 and 80 % with the
-    most trust.
-    """
+    """Quality of the trust in n predictions, of which the share `right` is. auroc: NaN without both kinds."""
 
     n: int
     right: float

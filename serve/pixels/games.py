@@ -60,12 +60,16 @@ class Games:
         self._thread = ThreadPoolExecutor(1, "pixels", torch.set_num_threads, (1,))
 
     async def create(self, owner: str, model: str, seed: int) -> Session:
-        """Begin a game. Raises ModelNotFoundError, UnsupportedError or TooManyWorldsError."""
+        """Begin a game, in place of the key's longest unused one if it has no room for another.
+
+        Raises ModelNotFoundError, UnsupportedError or TooManyWorldsError.
+        """
         if model not in MODELS:
             raise ModelNotFoundError(model, tuple(MODELS))
-        self._check_room(owner)
+        self._superseded(owner)
         game, keyboard = await self._run(partial(_open, model, seed))
-        self._check_room(owner)  # other games may have begun meanwhile
+        for unused in self._superseded(owner):  # other games may have begun meanwhile
+            del self._sessions[unused.id]
         session = Session(owner, model, game, keyboard, self._clock())
         self._sessions[session.id] = session
         return session
@@ -114,13 +118,15 @@ class Games:
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    def _check_room(self, owner: str) -> None:
+    def _superseded(self, owner: str) -> list[Session]:
+        """Return the games that end when a key begins another. Raises TooManyWorldsError."""
         self._expire()
-        of_owner = sum(session.owner == owner for session in self._sessions.values())
         limit = min(MAX_PER_KEY, self._service.rate_limiter.quota(owner).worlds or MAX_PER_KEY)
-        for games, most, whose in ((of_owner, limit, "your"), (len(self._sessions), MAX_GAMES, "all")):
-            if games >= most:
-                raise TooManyWorldsError(f"{games} of {whose} {most} games are open; idle ones expire in {TTL:g} s")
+        own = sorted((one for one in self._sessions.values() if one.owner == owner), key=lambda session: session.used)
+        ending = own[: max(0, len(own) + 1 - limit)]
+        if (games := len(self._sessions)) - len(ending) >= MAX_GAMES:
+            raise TooManyWorldsError(f"{games} of all {MAX_GAMES} games are open; idle ones expire in {TTL:g} s")
+        return ending
 
     def _expire(self) -> None:
         oldest = self._clock() - TTL

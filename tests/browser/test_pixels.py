@@ -21,7 +21,8 @@ image = pytest.importorskip("PIL.Image")
 
 @pytest.fixture
 def game(page: Any) -> Any:  # noqa: F811
-    """A page that plays Catch, with the keyboard on the game."""
+    """A page that plays Catch from one seed, with the keyboard on the game."""
+    page.evaluate("() => { Math.random = () => 0.5; }")
     page.get_by_role("link", name="Pixel worlds").click()
     page.get_by_role("button", name="Play").click()
     page.get_by_text("step 0").wait_for()

@@ -170,8 +170,8 @@ def test_several_actions_need_no_observation_between_them(page):
 def test_an_error_is_shown_plainly_and_the_page_goes_on(page, base):
     world = start(page)
     act(world, "look around")
-    (name,) = [found["id"] for found in page.evaluate("fetch('v1/worlds').then(r => r.json())")["data"][-1:]]
-    page.evaluate("name => fetch(`v1/worlds/${name}`, {method: 'DELETE'})", name)
+    for found in page.evaluate("fetch('v1/worlds').then(r => r.json())")["data"]:
+        page.evaluate("name => fetch(`v1/worlds/${name}`, {method: 'DELETE'})", found["id"])
     world.get_by_label("Action", exact=False).first.fill("open door")
     world.get_by_role("button", name="Imagine").click()
     world.get_by_role("alert").get_by_text("create it again").wait_for()

@@ -121,13 +121,13 @@ def test_missing_extra_is_refused(client, monkeypatch):
     )
 
 
-def test_games_of_a_key_are_bounded(client, monkeypatch):
+def test_a_game_too_many_ends_the_longest_unused_one(client, monkeypatch):
     monkeypatch.setattr(games, "MAX_PER_KEY", 2)
     ids = [frames(client)[0]["id"] for _ in range(2)]
-    response = client.post("/v1/games", json={"model": "catch"})
-    check_error(response, 429, None, "2 of your 2 games are open")
-    assert response.json()["error"]["code"] == "too_many_worlds"
     assert frames(client, "1", id=ids[0])[0]["step"] == 1
+    newest = frames(client)[0]["id"]
+    check_error(client.post("/v1/games", json={"model": "catch", "id": ids[1]}), 404, None, "There is no game")
+    assert [frames(client, id=name)[0]["step"] for name in (ids[0], newest)] == [1, 0]
 
 
 def test_keys_have_their_own_games_and_limits(serving, tiny_model):
@@ -138,12 +138,14 @@ def test_keys_have_their_own_games_and_limits(serving, tiny_model):
         headers = {name: {"Authorization": f"Bearer {secret}"} for name, secret in secrets.items()}
         assert client.post("/v1/games", json={"model": "catch"}).status_code == 401
         (game,) = frames(client, headers=headers["a"])
-        again = client.post("/v1/games", json={"model": "catch"}, headers=headers["a"])
-        check_error(again, 429, None, "1 of your 1 games are open")
         stolen = client.post("/v1/games", json={"model": "catch", "id": game["id"]}, headers=headers["b"])
         check_error(stolen, 404, None, "There is no game")
         assert frames(client, headers=headers["b"])
         assert client.post("/v1/games", json={"model": "catch"}, headers=headers["b"]).status_code == 429
+        (again,) = frames(client, headers=headers["a"])
+        ended = client.post("/v1/games", json={"model": "catch", "id": game["id"]}, headers=headers["a"])
+        check_error(ended, 404, None, "There is no game")
+        assert frames(client, headers=headers["a"], id=again["id"])
 
 
 def test_unused_games_expire_and_their_number_is_bounded(monkeypatch):
