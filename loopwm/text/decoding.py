@@ -2,8 +2,8 @@
 
 Greedy decoding misses probable texts that begin with an improbable token: where an unseen drawer may hold many things,
 each list is less probable than "nothing", though some thing is more probable than that. So the text that takes the
-second choice at one place, where it may be more probable as a whole, is decoded too, and the likelier one is returned:
-the first step of best-first beam search (Meister et al., 2020).
+second choice at the first place where it may be more probable as a whole is decoded too, and the likelier is returned:
+a step of best-first beam search (Meister et al., 2020). A later place leads from list to list.
 
 A text recalled from recorded episodes (`loopwm.text.memory`) competes with it.
 
@@ -24,7 +24,7 @@ from torch import Tensor, int64
 from loopwm.core.kv_cache import KVCache
 from loopwm.text.drafts import MOST_DRAFTED, Lookup
 
-UNLIKELY = 0.05
+UNLIKELY = 0.02
 """Probability below which a second choice is not followed, so that the text before the first other one is final."""
 
 DOUBTFUL = 0.3
@@ -213,7 +213,7 @@ def _two_best(logits_BLV: Tensor) -> list[list[TwoBest]]:
 
 
 def departure(scores: Sequence[float], seconds: Sequence[tuple[int, float]], ended: bool) -> int | None:
-    """Return the place where the second choice may begin a text more probable than this one; None if none may.
+    """Return the first place where the second choice may begin a text more probable than this one; None if none may.
 
     Args:
         scores: log-probabilities of the text's tokens, with its end mark.
@@ -221,7 +221,6 @@ def departure(scores: Sequence[float], seconds: Sequence[tuple[int, float]], end
         ended: False for a text that was cut, which any whole text beats.
     """
     *before, total = accumulate(scores, initial=0.0)
-    others = zip(before, seconds, strict=True)
-    bounds = [start + score if score >= log(UNLIKELY) else -inf for start, (_, score) in others]
-    place = max(range(len(bounds)), key=bounds.__getitem__)
-    return place if bounds[place] > (total if ended else -inf) else None
+    least = total if ended else -inf
+    others = enumerate(zip(before, seconds, strict=True))
+    return next((i for i, (start, (_, score)) in others if score >= log(UNLIKELY) and start + score > least), None)

@@ -52,7 +52,10 @@ def uncached_likelier(world_model: WorldModel, prompt: str) -> tuple[list[int], 
     tokens, scores = uncached_greedy(world_model, prompt, [])
     chosen = [row[token] for row, token in zip(scores, tokens, strict=True)]
     bounds = [sum(chosen[:place]) + sorted(row)[-2] for place, row in enumerate(scores)]
-    place = bounds.index(max(bounds))
+    total = sum(chosen) if tokens[-1] == world_model._end else -math.inf
+    place = next((place for place, bound in enumerate(bounds) if bound > total), None)
+    if place is None:
+        return tokens, sum(chosen), False
     other = [*tokens[:place], scores[place].index(sorted(scores[place])[-2])]
     others, more = uncached_greedy(world_model, prompt, other)
     total = bounds[place] + sum(row[token] for row, token in zip(more, others[place + 1 :], strict=True))
@@ -195,14 +198,16 @@ def test_an_end_is_a_second_choice_too_and_beats_a_text_that_is_cut():
     assert (cut.tokens, cut.ended) == ((1,) * 12, False)
 
 
-def test_the_departure_is_the_likeliest_of_those_that_are_likely():
+def test_the_departure_is_the_first_of_those_that_are_likely():
     log = math.log
     scores = [log(0.6), log(0.5), log(0.5)]
-    assert departure(scores, [(1, log(0.2)), (2, log(0.45)), (3, log(0.3))], ended=True) == 1  # 0.2, 0.27, 0.09
+    assert departure(scores, [(1, log(0.2)), (2, log(0.45)), (3, log(0.3))], ended=True) == 0  # 0.2, 0.27, 0.09
+    assert departure(scores, [(1, log(0.1)), (2, log(0.45)), (3, log(0.3))], ended=True) == 1
     assert departure(scores, [(1, log(0.1)), (2, log(0.2)), (3, log(0.3))], ended=True) is None  # less than 0.15
-    assert departure(scores, [(1, log(0.1)), (2, log(0.2)), (3, log(0.3))], ended=False) == 1
+    assert departure(scores, [(1, log(0.1)), (2, log(0.2)), (3, log(0.3))], ended=False) == 0
     rare = log(UNLIKELY * 0.99)
-    assert departure([log(0.9), log(0.01)], [(1, rare), (2, log(0.04))], ended=True) is None
+    assert departure([log(0.9), log(0.01)], [(1, rare), (2, log(UNLIKELY))], ended=True) == 1
+    assert departure([log(0.9), log(0.01)], [(1, rare), (2, rare)], ended=True) is None
 
 
 def test_greedy_row_stays_as_it_ended_while_others_go_on():
