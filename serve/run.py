@@ -66,6 +66,9 @@ def run(args: argparse.Namespace) -> None:
 
 def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | None) -> None:
     """Load the checkpoint and serve on the socket until SIGINT or SIGTERM. Raises InputError."""
+    rate_limiter = RateLimiter(None if keys is None else keys.quotas)
+    if keys is not None:  # before the checkpoint is loaded, since SIGHUP ends a process that does not handle it
+        signal.signal(signal.SIGHUP, lambda *_: _reload_keys(args.api_keys, keys, rate_limiter))
     threads = _prepare_process()
     world_model, depth = load_model(args)
     model, tokenizer, config = world_model.model, world_model.tokenizer, world_model.model.config
@@ -75,7 +78,6 @@ def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | Non
     world_model, chosen = make_engine(args.engine, world_model, depth, limits, threads)
     card = ModelCard(names, int(first.stat().st_mtime), chosen.max_length, depth)
     memory = Memory.load(args.memory) if args.memory else None
-    rate_limiter = RateLimiter(None if keys is None else keys.quotas)
     file = None if args.worlds_file is None else WorldFile(args.worlds_file)
     world_limits = WorldLimits(args.world_ttl, args.max_worlds)
     store = WorldStore(world_limits, file=file, rate_limiter=rate_limiter)
@@ -98,8 +100,6 @@ def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | Non
         print(f"{names[0]} ({size}) on {where}", flush=True)
         for signal_number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signal_number, lambda *_: None)  # the server raises them again after its shutdown
-        if keys is not None:
-            signal.signal(signal.SIGHUP, lambda *_: _reload_keys(args.api_keys, keys, rate_limiter))
         settle()
         Server(app, service, args.grace, args.drain_seconds, args.trusted_proxies).run([listener])
 
@@ -206,6 +206,7 @@ def listen_unix(path: Path) -> socket.socket:
             if path.is_socket() and probe.connect_ex(str(path)):
                 path.unlink()
         listener.bind(str(path))
+        path.chmod(0o666)  # its folder says who may connect
     except OSError as error:
         listener.close()
         raise InputError(f"--uds: cannot listen on {path}: {error.strerror or error}") from error

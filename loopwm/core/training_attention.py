@@ -53,10 +53,7 @@ class _Blockwise(Function):
         for start in range(0, q_BGRLE.shape[3], QUERY_BLOCK):
             block = q_BGRLE[..., start : start + QUERY_BLOCK, :]
             end = start + block.shape[3]
-            if visible is None:
-                seen = q_BHLE.new_ones(end - start, end, dtype=torch.bool).tril(start)
-            else:
-                seen = visible[start:end]
+            seen = torch.ones(end - start, end, dtype=torch.bool).tril(start) if visible is None else visible[start:end]
             keys = seen.shape[1]
             scores = block.flatten(2, 3) @ k_BGSE[:, :, :keys].mT
             # A shared mask that is added takes a quarter of the time of one that is filled in.

@@ -18,10 +18,13 @@ export function el(tag, props = {}, ...children) {
 export async function ask(method, path, body, signal) {
   const headers = {};
   if (body !== undefined) headers["Content-Type"] = "application/json";
+  if (/[^ -~]/.test($("key").value)) throw new ServiceError("The API key has a character that no key has.", 401);
   if ($("key").value) headers["Authorization"] = `Bearer ${$("key").value}`;
   let response;
   try {
-    response = await fetch(path, { method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body) });
+    // An address with a user's name and password is no base of a request.
+    const address = new URL(path, location.origin + location.pathname);
+    response = await fetch(address, { method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body) });
   } catch {
     throw new ServiceError("The service does not answer. Is it still running?");
   }

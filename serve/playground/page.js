@@ -40,8 +40,9 @@ function addPane(world, origin, steps, title) {
   const pane = { world, origin, steps, title, number: born, shared: steps.length, unfolded: wide.matches };
   const number = pane.number;
   pane.log = el("ol", { className: "log" });
-  pane.log.setAttribute("role", "log");
-  pane.log.setAttribute("aria-label", `Steps of ${title}`);
+  const log = el("div", {}, pane.log); // as a log, the list itself would be none
+  log.setAttribute("role", "log");
+  log.setAttribute("aria-label", `Steps of ${title}`);
   pane.error = el("p", { className: "error" });
   pane.error.setAttribute("role", "alert");
   pane.chips = el("div", { className: "chips" });
@@ -67,7 +68,7 @@ function addPane(world, origin, steps, title) {
   pane.unrecorded = el("p", { className: "meta", hidden: true },
     "No simulator runs here, and nothing is recorded for these actions: there is only what the model imagines.");
   pane.scroll = el("div", { className: "scroll", tabIndex: 0, ariaLabel: `What was seen in ${title}` },
-    ...seenNodes(origin), foldNode(pane), pane.log, pane.note, pane.unrecorded);
+    ...seenNodes(origin), foldNode(pane), log, pane.note, pane.unrecorded);
   pane.scroll.setAttribute("role", "group");
   const name = title.includes(" of ") ? [] : [" ", el("small", {}, taskName(origin.goal))]; // branches have long titles
   pane.node = el("section", { className: "card world" },
@@ -156,7 +157,7 @@ async function take(pane, text) {
       if (told.object === "world.step") {
         pane.world = told.world;
         pane.steps.push(...told.steps);
-        pane.input.value = "";
+        if (pane.input.value === text) pane.input.value = "";
       } else {
         grow(live[told.index], told.delta);
         reveal(pane, live[told.index].node);
@@ -189,7 +190,7 @@ async function closePane(pane) {
   pane.judging?.abort();
   pane.node.remove();
   showIntroduction(!panes.length);
-  panes.forEach(render);
+  panes.forEach(compare);
   showComparison();
   $("worlds").focus();
   await call("DELETE", `v1/worlds/${pane.world.id}`).catch(() => {}); // gone already, or it will expire
@@ -385,8 +386,10 @@ function lastObservation(pane) {
 function showComparison() {
   $("compare").hidden = panes.length < 2;
   if (panes.length < 2) return;
+  const chosen = SIDES.map((side) => panes.find((one) => String(one.number) === $(side).value));
+  const others = panes.filter((one) => !chosen.includes(one)); // in place of what was closed
   const compared = SIDES.map((side, i) => {
-    const pane = panes.find((one) => String(one.number) === $(side).value) ?? panes[i];
+    const pane = chosen[i] ?? others.shift();
     $(side).replaceChildren(...panes.map((one) => el("option", { value: one.number }, one.title)));
     $(side).value = pane.number;
     return partsOf(lastObservation(pane));
@@ -450,6 +453,7 @@ async function begin(event) {
     addPane(world, origin, [], `World ${born}`).node.scrollIntoView({ block: "nearest" });
   } catch (error) {
     if (!(error instanceof ServiceError)) throw error;
+    if (error.status === 404) await connect(); // the service serves another model now
     alert.textContent = error.message;
   } finally {
     button.disabled = false;
@@ -461,6 +465,7 @@ form.addEventListener("input", preview);
 $("example").addEventListener("change", choose);
 SIDES.forEach((side) => $(side).addEventListener("change", showComparison));
 $("key").addEventListener("change", connect);
+$("depth").addEventListener("invalid", () => { $("depth").closest("details").open = true; });
 examples = await call("GET", "playground/examples.json").catch(() => []);
 examples.forEach((example, i) => {
   const name = `${taskName(example.goal)} (${ENVIRONMENTS[example.env] ?? example.env})`;

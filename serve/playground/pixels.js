@@ -16,15 +16,27 @@ const ARROWS = { ArrowLeft: "L", ArrowRight: "R", ArrowUp: "U", ArrowDown: "D" }
 const NAMES = { L: "←", R: "→", U: "↑", D: "↓", "-": "wait" };
 const COMMANDS = "BFN.";
 
-const games = JSON.parse(sessionStorage.games ?? "{}"); // the id of each world's game, which a reload keeps
+const MOST_KEYS = 1000; // of a request
+const SHOWN = ["#pixels", "#screen"]; // the hashes of this tab
+const games = kept(() => JSON.parse(sessionStorage.games)) ?? {}; // the id of each world's game, which a reload keeps
 let frame = null;
 let queue = "";
 let sending = null; // what stops the request that is under way
 let agent = false;
 let held = null; // the key of an action that is down
+let tapped = null; // one that was pressed since the last tick
 let recorded = null;
 
 const model = () => $("game").value;
+
+// What a use of the storage returns; null where a browser forbids it or nothing is stored.
+function kept(use) {
+  try {
+    return use();
+  } catch {
+    return null;
+  }
+}
 
 // ---- playing
 
@@ -38,7 +50,7 @@ async function send(keys, fps) {
     for await (const next of events("v1/games", body, signal)) {
       if (signal.aborted) return;
       games[next.model] = next.id;
-      sessionStorage.games = JSON.stringify(games);
+      kept(() => { sessionStorage.games = JSON.stringify(games); });
       show(next);
     }
   } catch (error) {
@@ -56,8 +68,8 @@ async function send(keys, fps) {
 // Sends what was pressed meanwhile in one request, then lets the agent play if it has the keyboard.
 async function pump() {
   while (!sending && (queue || agent)) {
-    const keys = queue;
-    queue = "";
+    const keys = queue.slice(0, MOST_KEYS);
+    queue = queue.slice(MOST_KEYS);
     await (keys ? send(keys, 60) : send("A".repeat(TURN), FPS));
   }
 }
@@ -80,14 +92,20 @@ function setAgent(on) {
 async function begin() {
   setAgent(false);
   queue = "";
+  await look();
+}
+
+// Shows the game as it is, then plays what was pressed meanwhile.
+async function look() {
   await send("", 60);
-  $("screen").focus();
+  await pump();
 }
 
 // In real time an action is taken at each tick: that of the key that is down, else none.
 function tick() {
   if (!$("real-time").checked || $("pixels").hidden || !frame || agent || sending) return;
-  press(held ?? frame.actions[Math.max(frame.arrows.indexOf("-"), frame.arrows.indexOf("D"), 0)]);
+  press(held ?? tapped ?? frame.actions[Math.max(frame.arrows.indexOf("-"), frame.arrows.indexOf("D"), 0)]);
+  tapped = null;
 }
 
 function keyOf(event) {
@@ -100,7 +118,7 @@ function onKey(event) {
   const action = keyOf(event);
   const command = event.key.length === 1 ? event.key.toUpperCase() : "";
   if (action !== null) {
-    held = action;
+    held = tapped = action;
     if (!$("real-time").checked || agent) press(action);
   } else if (command === "A" && frame) {
     toggleAgent();
@@ -115,7 +133,7 @@ function onKey(event) {
 function toggleAgent() {
   setAgent(!agent);
   if (agent) pump();
-  else send("", 60);
+  else look();
 }
 
 // ---- what is seen
@@ -205,7 +223,8 @@ function finishRecording() {
 // ---- the tab
 
 export function openTab() {
-  const pixels = location.hash === "#pixels";
+  const pixels = SHOWN.includes(location.hash);
+  document.querySelector(".skip").href = pixels ? "#screen" : "#worlds";
   $("pixels").hidden = !pixels;
   $("text").hidden = pixels;
   for (const link of document.querySelectorAll("nav a")) {
@@ -215,7 +234,7 @@ export function openTab() {
   if (!pixels && agent) setAgent(false);
 }
 
-$("pixel-start").addEventListener("submit", (event) => { event.preventDefault(); begin(); });
+$("pixel-start").addEventListener("submit", (event) => { event.preventDefault(); begin().then(() => $("screen").focus()); });
 $("game").addEventListener("change", begin);
 $("screen").addEventListener("keydown", onKey);
 $("screen").addEventListener("keyup", (event) => { if (keyOf(event) === held) held = null; });

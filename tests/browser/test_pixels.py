@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import os
 import re
 from pathlib import Path
@@ -26,6 +27,7 @@ def game(page: Any) -> Any:  # noqa: F811
     page.get_by_role("link", name="Pixel worlds").click()
     page.get_by_role("button", name="Play").click()
     page.get_by_text("step 0").wait_for()
+    page.locator("#screen:focus").wait_for()
     return page
 
 
@@ -104,6 +106,48 @@ def test_agent_plays_until_a_key_takes_over(game):
     shoot(game, "pixels-agent")
 
 
+@DESKTOP
+def test_agent_that_is_stopped_and_asked_again_goes_on(game):
+    agent = game.locator("#agent")
+    agent.click()
+    until(game, "step [1-9]")
+    agent.dblclick()
+    until(game, "Episode 2, ")
+    assert agent.inner_text() == "Take over"
+    agent.click()
+
+
+@DESKTOP
+def test_every_key_is_played(game):
+    posted: list[str] = []
+    game.on("request", lambda request: posted.append(json.loads(request.post_data)["keys"]))
+    game.evaluate(
+        """() => { for (let i = 0; i < 1200; i += 1) {
+          document.getElementById("screen").dispatchEvent(new KeyboardEvent("keydown", { key: "1" }));
+        } }"""
+    )
+    while sum(map(len, posted)) < 1200:
+        game.wait_for_timeout(100)
+    assert max(map(len, posted)) <= 1000
+    assert not game.locator("#pixel-error").is_visible()
+    posted.clear()
+    game.get_by_label("real time").check()
+    game.locator("#screen").focus()
+    game.keyboard.press("ArrowLeft")  # down and up before a tick
+    while "0" not in posted:
+        game.wait_for_timeout(50)
+    game.get_by_label("real time").uncheck()
+
+
+@DESKTOP
+def test_skip_link_stays_with_the_game(game):
+    game.locator(".skip").press("Enter")
+    game.wait_for_url("**/#screen")
+    game.reload()
+    game.get_by_text("Model: loopwm-small").wait_for()
+    game.locator("#screen").wait_for()
+
+
 def test_real_time_moves_without_a_key(game):
     game.get_by_label("real time").check()
     until(game, "Episode 2, ")
@@ -137,6 +181,8 @@ def test_recording_is_a_gif_of_both_sides(game, tmp_path):
 def test_refused_game_is_shown_and_the_page_goes_on(game):
     refusal = {"error": {"message": "16 of 16 games are open", "type": "invalid_request_error"}}
     game.route("**/v1/games", lambda route: route.fulfill(status=429, json=refusal))
+    while game.evaluate("fetch('v1/games', { method: 'POST' }).then(({ status }) => status)") != 429:
+        pass  # on a busy machine the route takes a moment to be in force
     game.keyboard.press("1")
     game.get_by_role("alert").get_by_text("16 of 16 games are open (status 429)").wait_for()
     game.unroute("**/v1/games")

@@ -421,6 +421,78 @@ def test_suggestions_show_acceptance_and_are_taken(page):
 
 
 @DESKTOP
+def test_comparison_takes_another_world_in_place_of_a_closed_one(page):
+    first, *_ = [start(page) for _ in range(3)]
+    page.locator("#compare summary").click()
+    page.get_by_label("Left branch").select_option(index=0)
+    first.get_by_role("button", name="Close").click()
+    assert page.locator("#compare option:checked").all_inner_texts() == ["World 3", "World 2"]
+
+
+@DESKTOP
+def test_closing_a_world_leaves_another_that_is_imagining(page):
+    busy, other = start(page), start(page)
+    busy.get_by_label("Action", exact=False).first.fill("; ".join(["look around"] * 60))
+    busy.get_by_role("button", name="Imagine").click()
+    busy.locator("ol.log > li .seen span").first.wait_for()
+    other.get_by_role("button", name="Close").click()
+    assert busy.locator(".waiting").count() > 0
+    rest(busy)
+    assert busy.locator("ol.log > li").count() == 60
+
+
+@DESKTOP
+def test_a_suggestion_leaves_what_was_typed(page):
+    world = start(page)
+    world.get_by_label("Action", exact=False).first.fill("pick up the")
+    world.locator(".chips button").first.click()
+    rest(world)
+    assert world.get_by_label("Action", exact=False).first.input_value() == "pick up the"
+
+
+def test_a_wrong_depth_is_shown_where_it_was_typed(page):
+    summary, depth = page.get_by_text("Depth", exact=True), page.get_by_label("Loops of every pass")
+    summary.click()
+    depth.fill("0")
+    summary.click()
+    page.get_by_role("button", name="Start").click()
+    depth.wait_for()
+    assert page.locator("section.world").count() == 0
+
+
+@DESKTOP
+def test_a_service_with_another_model_is_asked_for_its_name(page):
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": [{"id": "other"}]}))
+    page.reload()
+    page.get_by_text("Model: other").wait_for()
+    page.unroute("**/v1/models")
+    page.get_by_role("button", name="Start").click()
+    page.get_by_role("alert").get_by_text("'other' does not exist").wait_for()
+    page.get_by_text("Model: loopwm-small").wait_for()
+    start(page)
+
+
+@DESKTOP
+def test_a_narrow_phone_scrolls_one_way(page):
+    page.set_viewport_size({"width": 320, "height": 700})
+    start(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 320
+
+
+@DESKTOP
+def test_a_browser_that_stores_nothing_and_a_key_that_is_none(page):
+    page.add_init_script(
+        "Object.defineProperty(window, 'sessionStorage', { get() { throw new DOMException('no', 'SecurityError'); } });"
+    )
+    page.reload()
+    page.get_by_text("Model: loopwm-small").wait_for()
+    page.get_by_text("API key", exact=True).click()
+    page.locator("#key").fill("\u65e5\u672c")
+    page.locator("#key").blur()
+    page.get_by_role("status").get_by_text("The API key has a character that no key has.").wait_for()
+
+
+@DESKTOP
 def test_suggestions_without_acceptance_can_be_taken(page):
     page.route("**/actions", lambda route: route.fulfill(status=429, json={"error": {"message": "slow down"}}))
     world = start(page)

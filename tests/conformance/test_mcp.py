@@ -35,13 +35,15 @@ def test_an_agent_creates_a_world_and_imagines_in_it(base):
             start = {"goal": "Your task is to boil water.", "observation": "This room is called the kitchen."}
             return ModelResponse(parts=[ToolCallPart("create_world", start)])
         if len(answers) == 1:
-            candidates = {"world": answers[0], "candidates": ["look around", "open cupboard"]}
+            candidates = {"world": answers[0]["id"], "candidates": ["look around", "open cupboard"]}
             return ModelResponse(parts=[ToolCallPart("actions", candidates)])
         if len(answers) == 2:
-            return ModelResponse(parts=[ToolCallPart("imagine", {"world": answers[0], "actions": ["look around"]})])
+            return ModelResponse(
+                parts=[ToolCallPart("imagine", {"world": answers[0]["id"], "actions": ["look around"]})]
+            )
         return ModelResponse(parts=[TextPart(json.dumps(answers[1:]))])
 
-    agent = Agent(FunctionModel(think), toolsets=[MCPToolset(transport)])
+    agent = Agent(FunctionModel(think), toolsets=[MCPToolset(transport, init_timeout=120)])
     candidates, steps = json.loads(agent.run_sync("Boil water.").output)
     assert [candidate["action"] for candidate in candidates] == ["look around", "open cupboard"]
     assert [step["action"] for step in steps] == ["look around"]

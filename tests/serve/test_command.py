@@ -242,6 +242,7 @@ def test_a_unix_socket_takes_the_place_of_one_that_was_left_behind_and_of_nothin
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
     with listen_unix(path) as living:
+        assert path.stat().st_mode & 0o777 == 0o666
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(path))
             living.accept()[0].close()
