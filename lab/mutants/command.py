@@ -35,6 +35,8 @@ EXAMPLE = "python -m lab mutants --area scheduler"
 
 ROOT = Path(__file__).parents[2]
 FAULTS = Path(__file__).parent / "faults.yaml"
+NOT_RUN = (2, 3, 4, 5)
+"""Exit statuses of pytest but those of passed and failed tests: interrupted, internal error, usage, no tests."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,8 @@ class Tests:
     def first_failure(self, tests: str, patience: float, every: bool = False) -> str | None:
         """Return the first test that fails, or a reason if there is no such test.
 
-        None if all pass; if one passes, where `every` test must fail. patience: seconds until they are killed.
+        None if all pass; if one passes, where `every` test must fail. patience: seconds until they are killed. Raises
+        InputError if pytest does not run the tests, as where one of them does not exist.
         """
         options = ["-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", "--color=no"]
         assert self._server.stdin is not None
@@ -108,6 +111,8 @@ class Tests:
             return f"no end within {patience:.0f} s"
         if status == 0:
             return None
+        if status in NOT_RUN:
+            raise InputError(f"tests: must run, got exit status {status} of pytest for {tests}")
         log = self._log.read_text(errors="replace")
         if every and re.search(r"\b\d+ passed\b", log):
             return None

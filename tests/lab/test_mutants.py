@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import random
 import shlex
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from lab.mutants import command
-from lab.mutants.command import ROOT, Fault, random_faults, read_faults, run_faults
+from lab.mutants.command import ROOT, Fault, Tests, random_faults, read_faults, run_faults
 from loopwm.records.errors import InputError
 
 
@@ -19,7 +21,20 @@ def test_every_fault_has_one_place() -> None:
         text = (ROOT / fault.file).read_text()
         assert text.count(fault.find) == 1, fault
         compile(text.replace(fault.find, fault.replace), fault.file, "exec")  # any test would find a syntax error
-        assert all((ROOT / path.partition("::")[0]).exists() for path in shlex.split(fault.tests)), fault
+
+
+def test_every_named_test_of_a_fault_exists() -> None:
+    for fault in read_faults():
+        for test in shlex.split(fault.tests):
+            path, _, name = test.partition("::")
+            assert (ROOT / path).exists(), fault
+            assert not name or name.partition("[")[0] in functions(ROOT / path), fault
+
+
+@cache
+def functions(path: Path) -> set[str]:
+    """Return the names of a file's functions."""
+    return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
 
 
 @pytest.fixture
@@ -53,6 +68,13 @@ def test_failing_tests_without_fault_are_refused(project: Path) -> None:
     (project / "test_code.py").write_text("def test_f():\n    assert False\n")
     with pytest.raises(InputError, match=r"must pass without a fault, got test_code\.py"):
         run_faults([Fault("f", "code.py", "x + 1", "x - 1", "test_code.py")], 60)
+
+
+def test_tests_that_do_not_run_are_refused(project: Path) -> None:
+    with Tests(project) as tests:
+        for named in ("test_code.py::test_g", "test_none.py", "code.py"):
+            with pytest.raises(InputError, match=rf"tests: must run, got exit status \d of pytest for {named}"):
+                tests.first_failure(named, 60)
 
 
 def test_random_faults_change_one_operator(project: Path) -> None:
