@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import math
 import os
 import random
 import re
@@ -105,10 +106,10 @@ class Tests:
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         arguments = [*options, *([] if every else ["-x"]), *shlex.split(tests)]
-        print(json.dumps((arguments, round(patience))), file=self._server.stdin, flush=True)
+        print(json.dumps((arguments, math.ceil(patience))), file=self._server.stdin, flush=True)
         status = int(self._server.stdout.readline())
         if status == -signal.SIGALRM:
-            return f"no end within {patience:.0f} s"
+            return f"no end within {patience:g} s"
         if status == 0:
             return None
         if status in NOT_RUN:
@@ -180,6 +181,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Plant the chosen faults. Raises InputError if one survives."""
     faults = read_faults()
+    if not 0 < args.patience < math.inf:
+        raise InputError(f"--patience: must be a number above 0, got {args.patience:g}")
+    if args.random and not args.files:
+        raise InputError(f"--random {args.random}: must have --files, where faults are planted")
     areas = {fault.area for fault in faults}
     if unknown := set(args.area or ()) - areas:
         raise InputError(f"--area: must be one of {sorted(areas)}, got {sorted(unknown)}")

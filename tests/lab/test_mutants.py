@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from lab.__main__ import main
 from lab.mutants import command
-from lab.mutants.command import ROOT, Fault, Tests, random_faults, read_faults, run_faults
+from lab.mutants.command import ROOT, Fault, random_faults, read_faults, run_faults
 from loopwm.records.errors import InputError
 
 
@@ -71,10 +72,29 @@ def test_failing_tests_without_fault_are_refused(project: Path) -> None:
 
 
 def test_tests_that_do_not_run_are_refused(project: Path) -> None:
-    with Tests(project) as tests:
+    with command.Tests(project) as tests:
         for named in ("test_code.py::test_g", "test_none.py", "code.py"):
             with pytest.raises(InputError, match=rf"tests: must run, got exit status \d of pytest for {named}"):
                 tests.first_failure(named, 60)
+
+
+def test_patience_below_a_second_ends_tests(project: Path) -> None:
+    (project / "test_code.py").write_text("import time\n\ndef test_f():\n    time.sleep(30)\n")
+    with command.Tests(project) as tests:
+        assert tests.first_failure("test_code.py", 0.2) == "no end within 0.2 s"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--random", "2"], "--random 2: must have --files"),
+        (["--patience", "0"], "--patience: must be a number above 0, got 0"),
+        (["--patience", "nan"], "--patience: must be a number above 0, got nan"),
+    ],
+)
+def test_bad_options_are_one_line_errors(arguments: list[str], message: str, capsys) -> None:
+    assert main(["mutants", "--area", "core", *arguments]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_random_faults_change_one_operator(project: Path) -> None:
