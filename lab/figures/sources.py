@@ -3,14 +3,14 @@
 A mark names a run by its suite, with `_` for `-`: `scienceworld_500.em(5)` is the exact match of the shipped checkpoint
 after five actions in the context `observed`. `.given("full")`, `.by("track")`, `.of("Incline")`, `.at_depth(1)` and
 `.before` are the same with another context, model, family, depth, or the weights that shipped before;
-`.minus(other, 1, 5)` is the paired difference of two, `mean_of` that of several pairs.
+`.minus(other, 1, 5)` is the paired difference of two, `mean_of` that of several pairs of disjoint games.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import ceil, exp
@@ -23,7 +23,7 @@ import yaml
 from eval.commands.calibration import Calibration, calibrate
 from eval.models.base import STRONGEST_BASELINES
 from eval.models.checkpoint import checkpoint_hash
-from eval.scores.intervals import paired_difference
+from eval.scores.intervals import RESAMPLES, SEED, Values, paired_difference
 from eval.scores.predictions import Key
 from eval.scores.rows import OVERALL, Item
 from eval.scores.suites import suite_names
@@ -178,15 +178,20 @@ class Run:
 
     def minus(self, other: Run, *horizons: int) -> Difference:
         """Return the paired difference of exact match, meaned over (all shared) horizons; of pairs, of both right."""
+        ours, theirs, games = self._paired(other, horizons)
+        d = paired_difference("em", 0, ours, theirs, games)
+        mean, low, high = (100 * value for value in (d.difference, d.low, d.high))
+        return Difference(mean, low, high, Percent(100 * d.a), Percent(100 * d.b), d.n)
+
+    def _paired(self, other: Run, horizons: tuple[int, ...] = ()) -> tuple[Values, Values, list[str]]:
+        """Return both runs' exact match of shared windows or pairs, and their games. Raises MissingError without."""
         shared = {k for _, k in self._scores} & {k for _, k in other._scores}
         a, b = (run._exact(horizons or tuple(shared)) for run in (self, other))
         both = sorted(a.keys() & b.keys())
         if not both:
             raise MissingError(f"{self.name}: no window in common with {other.name}")
         ours, theirs = (np.array([run[name][1] for name in both]) for run in (a, b))
-        d = paired_difference("em", 0, ours, theirs, [a[name][0] for name in both])
-        mean, low, high = (100 * value for value in (d.difference, d.low, d.high))
-        return Difference(mean, low, high, Percent(100 * d.a), Percent(100 * d.b), d.n)
+        return ours, theirs, [a[name][0] for name in both]
 
     @property
     def gain(self) -> Difference:
@@ -289,10 +294,38 @@ def decided(run: Run, criterion: str = "points, then refusals") -> Accuracy:
 
 
 def mean_of(*differences: Difference) -> Difference:
-    """Return the mean of independent differences, with normal 95 % bounds from the widths of theirs."""
+    """Return the mean of differences over disjoint games, with normal 95 % bounds from the widths of theirs."""
     margin = sum(((d.high - d.low) / 2) ** 2 for d in differences) ** 0.5 / len(differences)
     mean = sum(d.mean for d in differences) / len(differences)
     return Difference(mean, mean - margin, mean + margin)
+
+
+def mean_gain(runs: Sequence[Run]) -> Difference:
+    """Return the mean over suites of what the weights that ship gained, with 95 % bounds.
+
+    Suites of a world share games: these are resampled once for all of its suites. Worlds are resampled independently.
+    """
+    worlds: dict[str, list[tuple[Values, Sequence[str]]]] = {}
+    for run in runs:
+        ours, theirs, games = run._paired(run.before)
+        worlds.setdefault(run.suite.partition("-")[0], []).append((ours - theirs, games))
+    mean = float(np.mean([values.mean() for suites in worlds.values() for values, _ in suites]))
+    sums = sum(_resampled_sum(suites, i) for i, (_, suites) in enumerate(sorted(worlds.items())))
+    low, high = np.percentile(sums, [2.5, 97.5]) / len(runs)
+    return Difference(100 * mean, 100 * float(low), 100 * float(high))
+
+
+def _resampled_sum(suites: Sequence[tuple[Values, Sequence[str]]], world: int) -> Values:
+    """Return the sum of the suites' means by resample of all games that any has, (RESAMPLES,). world: of the seed."""
+    union = {game: i for i, game in enumerate(sorted({game for _, games in suites for game in games}))}
+    counts = np.random.default_rng((SEED, world)).multinomial(
+        len(union), np.full(len(union), 1 / len(union)), RESAMPLES
+    )
+    sums = np.zeros(RESAMPLES)
+    for values, games in suites:
+        drawn = counts[:, [union[game] for game in games]]
+        sums += drawn @ values / drawn.sum(axis=1)
+    return sums
 
 
 @dataclass(frozen=True)
@@ -502,7 +535,7 @@ def names_in(root: Path) -> dict[str, Any]:
     return {
         **runs,
         **{function.__name__: function for function in functions},
-        "dev_gain": lambda: mean_of(*(run.gain for name, run in runs.items() if "_dev" in name)),
+        "dev_gain": lambda: mean_gain([run for name, run in runs.items() if "_dev" in name]),
         "paper_em": lambda environment: printed(environment, "LoopWM", 5, OVERALL)[0].figures["em"],
         "dev_trust": lambda: trust(*(run for name, run in runs.items() if name in DEV)),
         "probe_trust": lambda: trust(*(run for name, run in runs.items() if name.endswith("_dev_probe"))),

@@ -6,8 +6,9 @@ import json
 import lzma
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -21,7 +22,7 @@ from lab.figures import command, predictions
 from lab.figures.command import PAGES, STATISTICS, packed_episodes
 from lab.figures.marks import Page
 from lab.figures.predictions import Rescored
-from lab.figures.sources import MissingError, interactions, mean_of, names_in
+from lab.figures.sources import MissingError, Run, Store, interactions, mean_gain, mean_of, names_in
 from lab.figures.studies import Copy, Difference, Percent, Study
 from loopwm.records.errors import InputError
 
@@ -297,6 +298,38 @@ def test_a_difference_is_shown_with_its_verdict(low, high, shown) -> None:
 def test_the_mean_of_differences_adds_their_variances() -> None:
     mean = mean_of(Difference(1.0, -2.0, 4.0), Difference(3.0, -1.0, 7.0))
     assert (mean.mean, mean.low, mean.high) == (2.0, -0.5, 4.5)
+
+
+def gained(suite: str, gains: dict[str, int]) -> Run:
+    """Return a run of a suite with a window for each game. gains: of exact match by game."""
+    new, old = (
+        {(game, 1): (game, float(right)) for game, right in of.items()} for of in (gains, dict.fromkeys(gains, 0))
+    )
+    return Run(cast("Store", FakeStore(new, old)), suite)
+
+
+@dataclass
+class FakeStore:
+    new: dict[tuple[str, int], tuple[str, float]]
+    old: dict[tuple[str, int], tuple[str, float]]
+    shipped_hash: str = "a"
+
+    def weights_of(self, name: str) -> str:
+        return "a"
+
+    def exact(self, name: str, *, before: bool) -> dict[tuple[str, int], tuple[str, float]]:
+        return self.old if before else self.new
+
+
+def test_mean_gain_over_shared_games_is_as_wide_as_one_suite() -> None:
+    gains = {f"game-{i}": i % 2 for i in range(40)}
+    one = mean_gain([gained("alfworld-dev", gains)])
+    two = mean_gain([gained("alfworld-dev", gains), gained("alfworld-dev-noisy", gains)])
+    assert (two.mean, two.low, two.high) == pytest.approx((one.mean, one.low, one.high))
+    assert one.mean == 50
+    worlds = mean_gain([gained("alfworld-dev", gains), gained("scienceworld-dev", gains)])
+    assert (worlds.high - worlds.low) / (one.high - one.low) == pytest.approx(0.5**0.5, abs=0.06)
+    assert worlds == mean_gain([gained("alfworld-dev", gains), gained("scienceworld-dev", gains)])
 
 
 def test_a_copied_study_is_named_as_such() -> None:
