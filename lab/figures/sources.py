@@ -4,6 +4,7 @@ A mark names a run by its suite, with `_` for `-`: `scienceworld_500.em(5)` is t
 after five actions in the context `observed`. `.given("full")`, `.by("track")`, `.of("Incline")`, `.at_depth(1)` and
 `.before` are the same with another context, model, family, depth, or the weights that shipped before;
 `.minus(other, 1, 5)` is the paired difference of two, `mean_of` that of several pairs of disjoint games.
+A run that is named by a hash, such as `agents("0fcec8e0", earlier=True)`, says so where these weights do not ship.
 """
 
 from __future__ import annotations
@@ -69,6 +70,14 @@ class Store:
             return str(head["provenance"]["model_sha256"])
         raise MissingError(f"{name}: not stored")
 
+    def check_weights(self, name: str, weights: str, *, earlier: bool = False) -> None:
+        """Raise MissingError if a run is not of the weights that ship, or, if `earlier`, is of them."""
+        ships = weights == self.shipped_hash
+        if not ships and not earlier:
+            raise MissingError(f"{name}: not stored of the weights that ship, but of {weights[:8]}")
+        if ships and earlier:
+            raise MissingError(f"{name}: not stored of earlier weights, but of those that ship")
+
     def exact(self, name: str, *, before: bool = False) -> dict[Key, tuple[str, float]]:
         """Return game and exact match by window and horizon. Raises MissingError without predictions."""
         key = f"{PREVIOUS if before else FOLDER}/{name}"
@@ -117,6 +126,12 @@ class Store:
             raise MissingError(f"{FOLDER}/{name}: not stored")
         run = Rescored.read(path)
         return decisions_of(run.windows, run.records)
+
+    def run_of(self, path: str, *, earlier: bool) -> dict[str, Any]:
+        """Read a stored file that has the hash of its weights. Raises MissingError if they are others than named."""
+        result: dict[str, Any] = self.json(path)
+        self.check_weights(path, result.get("model_sha256", "unknown"), earlier=earlier)
+        return result
 
     def json(self, path: str) -> Any:
         """Read a stored file of another kind. Raises MissingError without it."""
@@ -167,9 +182,7 @@ class Run:
     def _check_weights(self) -> None:
         """Raise MissingError if the run should be of the weights that ship, and is of others."""
         if self.model == SHIPPED_NAME and not self.earlier:
-            weights = self.store.weights_of(self.name)
-            if weights != self.store.shipped_hash:
-                raise MissingError(f"{self.name}: not stored of the weights that ship, but of {weights[:8]}")
+            self.store.check_weights(self.name, self.store.weights_of(self.name))
 
     @property
     def best_baseline(self) -> Run:
@@ -330,15 +343,18 @@ def _resampled_sum(suites: Sequence[tuple[Values, Sequence[str]]], world: int) -
 
 @dataclass(frozen=True)
 class Agents:
-    """Scores of agents that look ahead in a checkpoint. weights: first digits of its hash."""
+    """Scores of agents that look ahead in a checkpoint.
+
+    weights: first digits of its hash. earlier: True unless it ships, or any use raises MissingError.
+    """
 
     store: Store
     weights: str
+    earlier: bool = False
 
     @cached_property
     def _result(self) -> dict[str, Any]:
-        result: dict[str, Any] = self.store.json(f"agents/look-ahead--{self.weights}.json")
-        return result
+        return self.store.run_of(f"agents/look-ahead--{self.weights}.json", earlier=self.earlier)
 
     @property
     def games(self) -> int:
@@ -366,15 +382,15 @@ class Agents:
 
 @dataclass(frozen=True)
 class Search:
-    """Real steps of an agent of ALFWorld that searches. weights: first digits of the checkpoint's hash."""
+    """Real steps of an agent of ALFWorld that searches. weights, earlier: as of `Agents`."""
 
     store: Store
     weights: str
+    earlier: bool = False
 
     @cached_property
     def _result(self) -> dict[str, Any]:
-        result: dict[str, Any] = self.store.json(f"searches/alfworld--{self.weights}.json")
-        return result
+        return self.store.run_of(f"searches/alfworld--{self.weights}.json", earlier=self.earlier)
 
     @property
     def games(self) -> int:
@@ -397,18 +413,21 @@ class Search:
 class Policies:
     """Games of ALFWorld played by policies that learn in imagination, the mean of all seeds or one seed.
 
-    weights: first digits of the checkpoint's hash.
+    weights, earlier: as of `Agents`.
     """
 
     store: Store
     weights: str
     seed: int | None = None
+    earlier: bool = False
 
     @cached_property
     def _results(self) -> list[dict[str, Any]]:
-        seed = "*" if self.seed is None else self.seed
-        paths = sorted(self.store.data.glob(f"policies/alfworld--{self.weights}--seed-{seed}.json"))
-        return [read_json(path) for path in paths]
+        pattern = f"policies/alfworld--{self.weights}--seed-{'*' if self.seed is None else self.seed}.json"
+        names = [str(path.relative_to(self.store.data)) for path in sorted(self.store.data.glob(pattern))]
+        if not names:
+            raise MissingError(f"{pattern}: not stored")
+        return [self.store.run_of(name, earlier=self.earlier) for name in names]
 
     @cached_property
     def _mean(self) -> dict[str, Any]:
@@ -539,10 +558,10 @@ def names_in(root: Path) -> dict[str, Any]:
         "paper_em": lambda environment: printed(environment, "LoopWM", 5, OVERALL)[0].figures["em"],
         "dev_trust": lambda: trust(*(run for name, run in runs.items() if name in DEV)),
         "probe_trust": lambda: trust(*(run for name, run in runs.items() if name.endswith("_dev_probe"))),
-        "agents": lambda weights: Agents(store, weights),
-        "search": lambda weights: Search(store, weights),
+        "agents": partial(Agents, store),
+        "search": partial(Search, store),
         "outside": partial(Outside, store),
-        "policies": lambda weights, seed=None: Policies(store, weights, seed),
+        "policies": partial(Policies, store),
         "weights": weights,
         "training": lambda name: Training(store.json(f"training/{name}.json")),
         "study": lambda name: Study(store.json(f"studies/{name}.json"), copied=False),

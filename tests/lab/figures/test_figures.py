@@ -312,7 +312,9 @@ def gained(suite: str, gains: dict[str, int]) -> Run:
 class FakeStore:
     new: dict[tuple[str, int], tuple[str, float]]
     old: dict[tuple[str, int], tuple[str, float]]
-    shipped_hash: str = "a"
+
+    def check_weights(self, name: str, weights: str) -> None:
+        assert weights == "a"
 
     def weights_of(self, name: str) -> str:
         return "a"
@@ -330,6 +332,31 @@ def test_mean_gain_over_shared_games_is_as_wide_as_one_suite() -> None:
     worlds = mean_gain([gained("alfworld-dev", gains), gained("scienceworld-dev", gains)])
     assert (worlds.high - worlds.low) / (one.high - one.low) == pytest.approx(0.5**0.5, abs=0.06)
     assert worlds == mean_gain([gained("alfworld-dev", gains), gained("scienceworld-dev", gains)])
+
+
+MARKED = {
+    "agents": "agents/look-ahead--{}.json",
+    "search": "searches/alfworld--{}.json",
+    "policies": "policies/alfworld--{}--seed-0.json",
+}
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_a_run_named_by_weights_says_if_they_are_earlier(name: str, tmp_path: Path) -> None:
+    (tmp_path / "loopwm").symlink_to(ROOT / "loopwm")
+    ships = checkpoint_hash(ROOT / "loopwm/pretrained")
+    for weights in (ships, "0" * 64):
+        path = tmp_path / "docs/results/data" / MARKED[name].format(weights[:8])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"model_sha256": weights, "n": 7}))
+    source = names_in(tmp_path)[name]
+    assert (source(ships[:8]).games, source("0" * 8, earlier=True).games) == (7, 7)
+    with pytest.raises(MissingError, match="not stored of the weights that ship, but of 00000000"):
+        assert source("0" * 8).games
+    with pytest.raises(MissingError, match="not stored of earlier weights, but of those that ship"):
+        assert source(ships[:8], earlier=True).games
+    with pytest.raises(MissingError, match="not stored"):
+        assert source("1" * 8).games
 
 
 def test_a_copied_study_is_named_as_such() -> None:
