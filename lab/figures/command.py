@@ -68,7 +68,10 @@ def run(args: argparse.Namespace) -> None:
     figures: list[Figure] = []
     for part in args.parts:
         started = time.monotonic()
-        figures += parts[part](args.root)
+        found = list(parts[part](args.root))
+        if not found:
+            raise InputError(f"{args.root}: must have figures of {part}, found none")
+        figures += found
         print(f"{part}: {time.monotonic() - started:.0f} s")
     report(figures, args.list)
 
@@ -112,16 +115,17 @@ def keep_run(folder: Path, data: Path) -> str:
 
 
 def runs_again(root: Path) -> Iterator[Figure]:
-    """Yield every figure of the stored results whose predictions are stored."""
+    """Yield every figure of the stored results of suites."""
     data = root / RESULTS / "data"
-    for path in sorted((data / FOLDER).glob(f"*{PREDICTIONS}")):
-        stored = data / f"{path.name.removesuffix(PREDICTIONS)}.json"
-        if stored.is_file():
-            shown, again = _leaves(read_json(stored)), _leaves(Rescored.read(path).stored())
-            page = str(stored.relative_to(root))
-            for name in dict.fromkeys((*shown, *again)):
-                old, new = shown.get(name), again.get(name)
-                yield Figure(page, name, 0, 0, str(old), str(new), "same" if old == new else "differs")
+    for stored in sorted(data.glob("*--*--*.json")):
+        page, path = str(stored.relative_to(root)), data / FOLDER / f"{stored.stem}{PREDICTIONS}"
+        if not path.is_file():
+            yield Figure(page, "predictions", 0, 0, "results", f"{path.relative_to(data)} is missing", "not stored")
+            continue
+        shown, again = _leaves(read_json(stored)), _leaves(Rescored.read(path).stored())
+        for name in dict.fromkeys((*shown, *again)):
+            old, new = shown.get(name), again.get(name)
+            yield Figure(page, name, 0, 0, str(old), str(new), "same" if old == new else "differs")
 
 
 def _leaves(value: Any, name: str = "") -> dict[str, Any]:

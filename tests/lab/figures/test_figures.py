@@ -128,7 +128,28 @@ def test_keep_of_other_weights_and_write_need_nobody(checkout, figures, track) -
     assert f"{name}: not stored" not in output
 
 
+def remove_others(checkout: Path) -> None:
+    """Remove all stored results but those of `track`."""
+    for path in (checkout / "docs/results/data").glob("*--*--*.json"):
+        if path.stem != NAME:
+            path.unlink()
+
+
+def test_results_without_predictions_are_not_stored(checkout, figures) -> None:
+    remove_others(checkout)
+    status, output = figures("--parts", "runs")
+    assert status == 2
+    assert f"{NAME}.json: predictions: shown results, predictions/{NAME}.jsonl.xz is missing" in output
+    assert "error: figures: 1 not stored" in output
+
+
+def test_a_part_without_figures_is_an_error(figures, tmp_path) -> None:
+    status, output = figures("--parts", "runs", "--root", str(tmp_path))
+    assert (status, f"error: {tmp_path}: must have figures of runs, found none" in output) == (2, True)
+
+
 def test_figures_of_a_wrong_prediction_fail(checkout, figures, track) -> None:
+    remove_others(checkout)
     status, output = figures("--keep", str(track), "--parts", "runs")
     assert status == 0, output
     path = checkout / f"docs/results/data/predictions/{NAME}.jsonl.xz"
@@ -169,6 +190,7 @@ def test_keep_moves_results_of_other_weights(checkout, figures, track) -> None:
     old = json.loads(stored.read_text())
     old["provenance"]["model_sha256"] = "0" * 64
     stored.write_text(json.dumps(old))
+    remove_others(checkout)
     assert figures("--keep", str(track), "--parts", "runs")[0] == 0
     assert json.loads((checkout / f"docs/results/data/previous/{NAME}.json").read_text()) == old
 
