@@ -46,6 +46,7 @@ NAMES = re.compile(
     r"\b(?:T = \d+|Python \d[\d.]*|vLLM \d[\d.]*|Apache-2\.0)|\(?95 %\)?|\bseeds? \d+(?: (?:to|and) \d+)?(?!\.?\d)"
 )
 _HIDDEN = re.compile(r"```.*?```|<!--.*?-->|^---\n.*?\n---\n|(?:(?<=\n\n)|(?<=\A))(?: {4}[^\n]*\n)+|`[^`\n]+`", re.S)
+_CODE = re.compile(r"```.*?```|<!--.*?-->|(?:(?<=\n\n)|(?<=\A))(?: {4}[^\n]*\n)+|`(?:[^`\n]|\n(?!\s*\n))+`", re.S)
 _TARGET = re.compile(r"(?<=\])\([^)\s]+\)")
 _MARK = re.compile(r"<!-- figures:(.*?)-->", re.S)
 _MEASURED = re.compile(r"<!-- measured:(.*?)-->", re.S)
@@ -84,6 +85,7 @@ class Page:
         hidden = _HIDDEN.sub(_blank, text)
         self._blocks = [0, *(gap.end() for gap in _GAP.finditer(text))]
         self.visible = NAMES.sub(_blank, _TARGET.sub(_blank, hidden))
+        self._commands = [code.start() for code in _CODE.finditer(text) if _COMMAND.search(code[0])]
         self._measured = [self._measured_by(mark) for mark in _MEASURED.finditer(text)]
 
     def figures(self, names: Mapping[str, Any]) -> list[Figure]:
@@ -102,14 +104,15 @@ class Page:
         return Figure(self.name, f"line {line}", start, end, shown, again, state, len(NUMBER.findall(shown)) or 1)
 
     def _has_command(self, at: int) -> bool:
-        """Return True if a command stands in the block of a place, in code below it, above a table, or in a mark."""
+        """Return True if code has a command in the block of a place, below it or above its table, or a mark does."""
         if any(start <= at < end for start, end in self._measured):
             return True
         block = bisect_right(self._blocks, at) - 1
-        texts = [self.text[a:b] for a, b in pairwise([*self._blocks, len(self.text)])]
-        near = texts[block : block + 1] + [text for text in texts[block + 1 : block + 2] if text.startswith("    ")]
-        near += texts[block - 1 : block] if texts[block].startswith("|") else []
-        return any(_COMMAND.search(text) for text in near)
+        spans = list(pairwise([*self._blocks, len(self.text)]))
+        near = spans[block : block + 1]
+        near += [(a, b) for a, b in spans[block + 1 : block + 2] if self.text.startswith("    ", a)]
+        near += spans[block - 1 : block] if self.text.startswith("|", spans[block][0]) else []
+        return any(a <= command < b for a, b in near for command in self._commands)
 
     def _measured_by(self, mark: re.Match[str]) -> tuple[int, int]:
         """Return the span that a mark of a command is about. Raises InputError if it names no command."""

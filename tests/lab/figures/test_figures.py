@@ -268,6 +268,8 @@ def states(text: str) -> list[tuple[str, str, str]]:
         ),
         ("It is 4.5.\n<!-- figures: copied.at('one', 'exact') -->", [("4.5", "4.5", "copied")]),
         ("```\n1\n```\n\n    bash 2\n\nThen 3", [("3", "", "neither")]),
+        ("To make agents 37.4 % faster, `run` it.", [("37.4", "", "neither")]),
+        ("It is 7: `python -m lab\nplan`", [("7", "", "command")]),
     ],
     ids=[
         "same",
@@ -282,6 +284,8 @@ def states(text: str) -> list[tuple[str, str, str]]:
         "power",
         "copy",
         "code",
+        "prose",
+        "two lines",
     ],
 )
 def test_numbers_of_text_are_compared_in_order(text, expected) -> None:
