@@ -12,7 +12,7 @@ import argparse
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ README, CARD, RESULTS, STATISTICS = (
     "docs/results",
     "docs/statistics/statistics.md",
 )
+CLAIMS_PAGE = f"{RESULTS}/{pictures_page.PAGE}"
 PAGES = (README, CARD, "docs/results.md", f"{RESULTS}/studies.md", f"{RESULTS}/pixels.md")
 """Pages that are typed."""
 FAULTS = {"differs": "recomputed ", "not stored": "", "neither": "neither recomputed nor with a command"}
@@ -158,7 +159,8 @@ def pages_again(root: Path) -> Iterator[Figure]:
             state = "same" if shown == content else "differs"
             yield Figure(name, "picture", 0, 0, "this picture", "another one", state)
         else:
-            yield from _lines_again(name, shown, content)
+            typed = content.partition(pictures_page.CLAIMS)[2].splitlines() if name == CLAIMS_PAGE else []
+            yield from _lines_again(name, shown, content, copied={line for line in typed if line.startswith("|")})
     names = names_in(root)
     table = in_short(read_store(root / RESULTS / "data"))
     for name in PAGES:
@@ -182,14 +184,14 @@ def _short_table(text: str, table: str) -> tuple[int, int] | None:
     return match and match.span()
 
 
-def _lines_again(page: str, shown: str, again: str, above: int = 0) -> Iterator[Figure]:
-    """Compare a generated text line by line. above: lines of the page before it."""
+def _lines_again(page: str, shown: str, again: str, above: int = 0, copied: Collection[str] = ()) -> Iterator[Figure]:
+    """Compare a generated text line by line. above: lines of the page before it. copied: lines of typed figures."""
     old, new = shown.splitlines(), again.splitlines()
     for i in range(max(len(old), len(new))):
         a, b = (lines[i] if i < len(lines) else "(no line)" for lines in (old, new))
         numbers = len(NUMBER.findall(a))
         if a == b and numbers:
-            yield Figure(page, f"line {above + i + 1}", 0, 0, a, b, "same", numbers)
+            yield Figure(page, f"line {above + i + 1}", 0, 0, a, b, "copied" if a in copied else "same", numbers)
         elif a != b:
             yield Figure(page, f"line {above + i + 1}", 0, 0, a, b, "differs", max(numbers, 1))
 

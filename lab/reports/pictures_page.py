@@ -23,6 +23,8 @@ LEAD = (
     "Made by `python -m lab pictures docs/results` from the stored results in [data](data/). Exact match in per cent, "
     "with 95 % intervals over games. The tables are on [the page of all results](README.md).\n"
 )
+CLAIMS = "## What the papers claim"
+"""Heading of the table of claims, the last of the page; its texts are typed in claims.json."""
 
 MOVED = (
     ("python -m eval study", "python -m lab study"),
@@ -56,7 +58,7 @@ def render(store: PictureStore) -> Iterator[tuple[str, str]]:
         if commands := _commands(picture.of(store)):
             parts.append(f"Made from:\n\n{commands}")
     if store.claims:
-        parts.append(f"## What the papers claim\n\n{_claims(store.claims)}")
+        parts.append(f"{CLAIMS}\n\n{_claims(store.claims)}")
     yield PAGE, "\n".join(parts)
 
 

@@ -92,6 +92,21 @@ def test_figures_with_wrong_digits_on_pages_fail(checkout, figures, monkeypatch)
     assert f"error: figures: {len(planted)} differs, 1 neither\n" in output
 
 
+def test_typed_figures_of_claims_count_as_copied(checkout, monkeypatch) -> None:
+    monkeypatch.setattr(command, "PAGES", ())
+    page = checkout / command.CLAIMS_PAGE
+    old = page.read_text()
+    claims = checkout / "docs/results/data/claims.json"
+    claims.write_text(claims.read_text().replace("EM +2.3 and +1.4", "EM +9.3 and +1.4"))
+    content = command.generated(checkout)[command.CLAIMS_PAGE]
+    page.write_text(content)
+    figures = [figure for figure in command.pages_again(checkout) if figure.page == command.CLAIMS_PAGE]
+    assert ["EM +9.3" in figure.shown for figure in figures if figure.state == "copied"].count(True) == 1
+    assert all(figure.state == "same" for figure in figures if not figure.shown.startswith("|"))
+    page.write_text(old)
+    assert "differs" in {figure.state for figure in command.pages_again(checkout)}
+
+
 def test_figures_write_puts_the_right_digits_back(checkout, figures, monkeypatch) -> None:
     monkeypatch.setattr(command, "PAGES", CHEAP)
     for page, state in ((CHEAP[0], "same"), (CHEAP[1], "copied"), (CHEAP[2], "same")):
