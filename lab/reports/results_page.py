@@ -145,11 +145,22 @@ def _table(runs: Sequence[Result]) -> str:
 
 def read_store(data: Path) -> tuple[Result, ...]:
     """Read the store: checkpoints before baselines, suites in the page's order. Raises InputError without results."""
-    runs = [read_json(path) for suite in SUITE_TITLES for path in sorted(data.glob(f"{suite}--*.json"))]
+    runs = [_read_result(path) for suite in SUITE_TITLES for path in sorted(data.glob(f"{suite}--*.json"))]
     if not runs:
         raise InputError(f"{data}: must hold results of runs, found none; add some with --keep RUN")
     _check_alike(data, runs)
     return tuple(sorted(runs, key=lambda run: (list(SUITE_TITLES).index(run["suite"]), rank(run), run["model"])))
+
+
+def _read_result(path: Path) -> Result:
+    """Read a stored result. Raises InputError if a mean is outside of its bounds."""
+    result: Result = read_json(path)
+    for row in (*result["rows"], *([result["pairs"]] if result["pairs"] else [])):
+        for name, bounds in row.get("ci95", {}).items():
+            if bounds and not bounds[0] <= row[name] <= bounds[1]:
+                where = " ".join(str(row.get(key, "pairs")) for key in ("family", "horizon"))
+                raise InputError(f"{path}: {where}: {name}: must be in its bounds {bounds}, got {row[name]}")
+    return result
 
 
 def _check_alike(data: Path, runs: Sequence[Result]) -> None:

@@ -123,3 +123,11 @@ def test_the_figures_of_the_shipped_checkpoint_are_those_of_its_runs(page):
 def test_the_figures_are_of_the_weights_that_ship():
     result = [run for run in read_store(ROOT / "docs/results/data") if called(run["model"]) == SHIPPED_NAME]
     assert {run["provenance"]["model_sha256"] for run in result} == {checkpoint_hash(ROOT / "loopwm/pretrained")}
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.6, 0.7), (0.3, 0.4), (0.6, 0.4)])
+def test_a_mean_outside_of_its_bounds_is_refused(finished, tmp_path, low, high, capsys) -> None:
+    page = tmp_path / "page"
+    assert main(["results", str(page), "--keep", str(finished("copy", 0.5, low, high))]) == 2
+    where = f"scienceworld-500--observed--copy.json: overall 1: em: must be in its bounds [{low}, {high}], got 0.5"
+    assert where in capsys.readouterr().err
