@@ -63,9 +63,11 @@ def verdict(claim: Mapping[str, Any], data: Path) -> str:
     """Return the verdict on a claim.
 
     Raises:
-        InputError: bars of two verdicts are reached, or a bar cannot be computed
+        InputError: a typed verdict is unknown, bars of two verdicts are reached, or a bar cannot be computed
     """
     if "bars" not in claim:
+        if claim["verdict"] not in VERDICTS:
+            raise InputError(f"{claim['claim']}: verdict: must be one of {', '.join(VERDICTS)}, got {claim['verdict']}")
         return str(claim["verdict"])
     table = Table.read(data, claim["table"])
     functions: dict[str, Callable[..., Any]] = {f.__name__: f for f in (all, any, len, max, min, sum, zip)}

@@ -18,6 +18,9 @@ from lab.reports.results_page import SHIPPED_NAME, SUITE_TITLES, Result, Row, ca
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json, write_json
 
+STUDIES = ("ablate", "deferral", "depth", "halting", "looping", "twisted accuracy")
+"""Studies with a picture."""
+
 
 @dataclass(frozen=True)
 class PictureStore:
@@ -52,7 +55,7 @@ def read_pictures(data: Path) -> PictureStore:
 def keep(folder: Path, data: Path) -> None:
     """Store the results of a finished run, replacing an earlier one of the same name.
 
-    Raises InputError for one that is not finished, or of an unknown kind.
+    Raises InputError for one that is not finished, or of an unknown kind or study.
     """
     path = folder / "results.json"
     if not path.is_file():
@@ -61,6 +64,8 @@ def keep(folder: Path, data: Path) -> None:
     kind = next((kind for kind, (mark, _) in KINDS.items() if mark in results), None)
     if kind is None:
         raise InputError(f"{path}: must have one of the keys {', '.join(mark for mark, _ in KINDS.values())}")
+    if kind == "studies" and results["study"] not in STUDIES:
+        raise InputError(f"{path}: study: must be one of {', '.join(STUDIES)}, got {results['study']}")
     name, result = KINDS[kind][1](results)
     known = ("command", "commit", "commits", "model_sha256")
     source = {name: results["provenance"][name] for name in known if name in results["provenance"]}

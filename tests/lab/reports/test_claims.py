@@ -49,6 +49,11 @@ def test_verdict_is_the_bar_that_is_reached(low: int, high: int, expected: str, 
     assert verdict({"claim": "c", "verdict": "contradicted"}, data) == "contradicted"
 
 
+def test_an_unknown_typed_verdict_is_refused(data: Path) -> None:
+    with pytest.raises(InputError, match=r"c: verdict: must be one of reproduced, .*, got confirmed"):
+        verdict({"claim": "c", "verdict": "confirmed"}, data)
+
+
 def test_bars_of_two_verdicts_are_refused(data: Path) -> None:
     with pytest.raises(InputError, match="c: bars must be of one verdict at most"):
         verdict({"claim": "c", "table": "t", "bars": {"reproduced": "1 > 0", "contradicted": "1 > 0"}}, data)

@@ -150,6 +150,14 @@ def test_a_study_of_pixels_stands_in_the_same_picture(page, tmp_path) -> None:
     assert "1 of 1 differences leave out zero" in (page / "pictures.md").read_text()
 
 
+def test_keep_of_an_unknown_study_is_an_error(page, tmp_path, capsys) -> None:
+    results = {"study": "looping in pixels", "differences": [{"arm": "once"}], "provenance": {}}
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    assert main(["pictures", str(page), "--keep", str(tmp_path)]) == 2
+    known = "study: must be one of ablate, deferral, depth, halting, looping, twisted accuracy, got looping in pixels"
+    assert f"results.json: {known}\n" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["trust", "acceptance"])
 def test_playground_shows_the_picture_of_the_page(name: str) -> None:
     picture = (PAGE_FOLDER / f"{name}.svg").read_bytes()
