@@ -323,7 +323,7 @@ def mean_gain(runs: Sequence[Run]) -> Difference:
         ours, theirs, games = run._paired(run.before)
         worlds.setdefault(run.suite.partition("-")[0], []).append((ours - theirs, games))
     mean = float(np.mean([values.mean() for suites in worlds.values() for values, _ in suites]))
-    sums = sum(_resampled_sum(suites, i) for i, (_, suites) in enumerate(sorted(worlds.items())))
+    sums = np.sum([_resampled_sum(suites, i) for i, (_, suites) in enumerate(sorted(worlds.items()))], axis=0)
     low, high = np.percentile(sums, [2.5, 97.5]) / len(runs)
     return Difference(100 * mean, 100 * float(low), 100 * float(high))
 
