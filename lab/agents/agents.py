@@ -17,7 +17,8 @@ from typing import Protocol
 import numpy as np
 
 from eval.models.fewshot import Message
-from loopwm.records.episodes import TRAIN_SPLITS, Episode
+from lab.episodes import train_only
+from loopwm.records.episodes import Episode
 from loopwm.records.errors import InputError
 from loopwm.records.files import sha256
 from loopwm.records.template import Context, Transition
@@ -76,7 +77,7 @@ class RetrievalAgent:
 
     def __init__(self, episodes: Iterable[Episode]) -> None:
         """Index the episodes. Raises InputError for one outside the train split, or if no expert succeeded."""
-        chosen = [episode for episode in map(_of_train, episodes) if _is_example(episode)]
+        chosen = [episode for episode in train_only(episodes, "--agent-episodes") if _is_example(episode)]
         if not chosen:
             raise InputError("--agent-episodes: must hold a successful episode of an expert, found none")
         places = [place for episode in chosen for place in _places(episode)]
@@ -104,12 +105,6 @@ class RetrievalAgent:
             whole, now = self._steps[place]
             if (whole[now].action if now < len(whole) else None) not in excluded:
                 yield Recalled(float(scores[place]), whole[now:])
-
-
-def _of_train(episode: Episode) -> Episode:
-    if episode.split not in TRAIN_SPLITS:
-        raise InputError(f"--agent-episodes: split: {episode.split!r} in {episode.task}, must be train")
-    return episode
 
 
 def _is_example(episode: Episode) -> bool:
@@ -176,7 +171,7 @@ class ChatAgent:
 
     def __init__(self, chat: Chat, episodes: Iterable[Episode]) -> None:
         self._chat = chat
-        self._examples = [episode for episode in map(_of_train, episodes) if _is_example(episode)]
+        self._examples = [episode for episode in train_only(episodes, "--agent-episodes") if _is_example(episode)]
         texts = [(e.goal, *((step.action, step.observation) for step in e.steps)) for e in self._examples]
         self._hash = sha256(json.dumps(texts))
 

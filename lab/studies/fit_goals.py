@@ -30,6 +30,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from lab.agents.searcher import Goal, parse_goal
+from lab.episodes import train_only, training_record
 from lab.studies.box_rows import BOX_FACTS, Boxes, box_taught
 from lab.studies.focus_rows import FOCUS_FACTS, Focuses, focus_taught
 from lab.studies.goal_rows import (
@@ -301,11 +302,12 @@ def run(args: argparse.Namespace) -> None:
         raise InputError(f"--shares: must not be below 0, and one above it, got {args.shares}")
     torch.manual_seed(args.seed)
     rng = Random(args.seed)
+    goal_episodes = train_only(recorded_episodes(args.goals), "--goals")
+    folders = [[one for one in recorded_episodes([folder]) if len(one.steps) > 1] for folder in args.others]
+    others = train_only((one for folder in folders for one in folder), "--others")
     model, tokenizer = load_checkpoint(args.model)
     fitted = with_reward_attention(model)
-    world_model, goals = WorldModel(model, tokenizer), Goals(recorded_episodes(args.goals))
-    folders = [[one for one in recorded_episodes([folder]) if len(one.steps) > 1] for folder in args.others]
-    others = [one for folder in folders for one in folder]
+    world_model, goals = WorldModel(model, tokenizer), Goals(goal_episodes)
     boxes, focuses = Boxes(others), Focuses(others)
     of_goals, of_others, of_boxes, of_focus = args.shares
     lessons: list[tuple[Iterator[Shown], tuple[int, ...], float]]
@@ -322,4 +324,5 @@ def run(args: argparse.Namespace) -> None:
         if share
     ]
     fit(fitted, read, args.updates, args.rate, rng)
-    export_model(fitted, tokenizer, args.out, TrainingEpisodes.load(args.model))
+    learned = training_record([*goal_episodes, *others])
+    export_model(fitted, tokenizer, args.out, learned.joined(TrainingEpisodes.load(args.model)))

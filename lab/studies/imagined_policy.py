@@ -35,6 +35,7 @@ from lab.agents.agents import FULL_SCORE, is_refusal
 from lab.agents.latent_policy import Choice, Choices, LatentPolicy, PolicyAgent, Reading, actions_in_reach
 from lab.agents.play import PLAYS, Plays, play_real, read_plays, won
 from lab.agents.real_world import Game, RealWorld
+from lab.episodes import train_only
 from lab.estimates import over_runs
 from loopwm.records.command import above_zero, at_least_zero, positive
 from loopwm.records.episodes import Episode, Step, recorded_episodes, write_episodes
@@ -175,33 +176,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Train and play. Raises InputError for a model without reward attention or another run in the folder."""
+    """Train and play.
+
+    Raises InputError for a model without reward attention, held-out episodes or another run in the folder.
+    """
     predictor = CheckpointPredictor(args.model)
     model = predictor.world_model
     if not model.model.config.reward_attention:
         raise InputError("--model: must have reward attention, which `python -m lab fit-goals` adds")
-    paths = ("demonstrations", "starts")
+    sources = {name: _alfworld(vars(args)[name], f"--{name}") for name in ("demonstrations", "starts")}
     settings = {name: value for name, value in vars(args).items() if isinstance(value, int | float | str)}
-    spec = {**settings, **predictor.identity} | {name: [path.name for path in vars(args)[name]] for name in paths}
+    spec = {**settings, **predictor.identity} | {name: [path.name for path in vars(args)[name]] for name in sources}
     folder = PredictionFolder(args.out, spec)
-    policies = train(model, args, folder.path)
+    policies = train(model, sources["demonstrations"], sources["starts"], args, folder.path)
     agents = {name: partial(PolicyAgent, model, policy) for name, policy in policies.items()}
     with RealWorld("alfworld") as world:
         measure(world, agents, args.split, args.max_steps, folder, spec)
     print((args.out / "report.md").read_text(encoding="utf-8"), end="")
 
 
-def train(model: WorldModel, args: argparse.Namespace, out: Path) -> dict[str, LatentPolicy]:
+def train(
+    model: WorldModel, episodes: Sequence[Episode], starts: Sequence[Episode], args: argparse.Namespace, out: Path
+) -> dict[str, LatentPolicy]:
     """Return the policy of each arm. What was imagined and fitted before is read from the folder.
 
     Raises InputError for fewer demonstrations than asked for.
     """
-    episodes = _alfworld(args.demonstrations)
     if len(episodes) < args.count:
         raise InputError(f"--count: must be at most {len(episodes)}, the episodes of ALFWorld, got {args.count}")
     demonstrations = Random(args.seed).sample(episodes, args.count)
     cloned = policy = clone_of(model, demonstrations, args, out / "cloned.pt")
-    starts, wins = _alfworld(args.starts), list[Episode]()
+    wins = list[Episode]()
     for number in range(1, args.rounds + 1):
         names = {win.variation for win in wins}
         left = [start for start in starts if start.variation not in names]
@@ -246,8 +251,8 @@ def clone_of(model: WorldModel, episodes: Sequence[Episode], args: argparse.Name
     return policy
 
 
-def _alfworld(paths: Sequence[Path]) -> list[Episode]:
-    return [episode for episode in recorded_episodes(paths) if episode.env == "alfworld"]
+def _alfworld(paths: Sequence[Path], option: str) -> list[Episode]:
+    return train_only((one for one in recorded_episodes(paths) if one.env == "alfworld"), option)
 
 
 Agents = Mapping[str, Callable[[], PolicyAgent]]

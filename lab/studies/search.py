@@ -32,6 +32,7 @@ from lab.agents.agents import is_refusal
 from lab.agents.play import PLAYS, Plays, play_real, read_plays, won
 from lab.agents.real_world import Game, RealWorld
 from lab.agents.searcher import NAME, SHOWN, Order, Searcher, kind_of
+from lab.episodes import train_only
 from lab.estimates import estimate
 from loopwm.records.command import positive
 from loopwm.records.episodes import Episode, recorded_episodes
@@ -65,9 +66,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    episodes = [episode for episode in recorded_episodes(args.train_episodes) if episode.env == "alfworld"]
+    train_only(episodes, "--train-episodes")
     predictor = CheckpointPredictor(args.model)
     worlds = LocalWorlds(predictor.world_model, predictor.depth, MOST_DECODED)
-    episodes = [episode for episode in recorded_episodes(args.train_episodes) if episode.env == "alfworld"]
     arms = make_arms(worlds, episodes, args.samples, args.seed)
     settings = {name: vars(args)[name] for name in ("split", "max_steps", "samples", "seed")}
     spec = {**settings, **predictor.identity, "table": Table(episodes).identity}

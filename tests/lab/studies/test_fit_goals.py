@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -33,6 +34,7 @@ from lab.studies.goal_rows import (
 )
 from loopwm.records.episodes import Episode, Step, write_episodes
 from loopwm.records.template import Context, Transition
+from loopwm.records.training_episodes import TrainingEpisodes, episode_hash
 from loopwm.text.model.checkpoint import load_checkpoint
 from loopwm.text.model.heads import MOST_POINTS
 from loopwm.text.world import WorldModel
@@ -250,6 +252,7 @@ def test_the_command_fits_rewards_and_changes_nothing_else(model, tmp_path, monk
     monkeypatch.setattr(fit_goals, "PARTS", (BARE,))
     monkeypatch.setattr(fit_goals, "WHOLE_SHARE", 0.0)
     save_checkpoint(tmp_path / "model", random_model(prediction_heads=True).bfloat16())
+    TrainingEpisodes({"games/other": np.array([7], dtype=np.uint64)}).save(tmp_path / "model")
     write_episodes(tmp_path / "goals.jsonl", EPISODES)
     lookers = [replace(one, env="scienceworld", steps=one.steps[:2]) for one in EPISODES[:3]]
     write_episodes(tmp_path / "others.jsonl", lookers)
@@ -262,6 +265,11 @@ def test_the_command_fits_rewards_and_changes_nothing_else(model, tmp_path, monk
     assert changed == {
         f"model.heads.{head}.{part}" for head in ("points", "continuation") for part in ("weight", "bias")
     }
+    record = TrainingEpisodes.load(tmp_path / "out")
+    assert record is not None
+    assert record.hashes["games/other"].tolist() == [7]
+    assert record.episodes("alfworld") == {int(episode_hash(one), 16) for one in EPISODES}
+    assert record.holds_game("scienceworld", "scienceworld/any/mug/mug")
     worlds = WorldModel(new, model.tokenizer)
     rewards = {}
     for one in (EPISODES[0], EPISODES[1]):  # a mug is wanted and moved; a mug is wanted and an egg is moved
@@ -278,6 +286,16 @@ def test_episodes_of_one_outcome_are_refused(model, tmp_path, capsys) -> None:
     assert main(["fit-goals", *given, "--out", str(tmp_path / "out")]) == 2
     assert "must hold episodes that were won and others" in capsys.readouterr().err
     assert main(["fit-goals", *given, "--out", str(tmp_path / "model")]) == 2
+
+
+@pytest.mark.parametrize("option", ["--goals", "--others"])
+def test_held_out_episodes_are_refused(tmp_path: Path, capsys, option: str) -> None:
+    write_episodes(tmp_path / "train.jsonl", EPISODES)
+    write_episodes(tmp_path / "dev.jsonl", [replace(EPISODES[0], split="dev")])
+    files = {"--goals": "train.jsonl", "--others": "train.jsonl"} | {option: "dev.jsonl"}
+    given = [text for name, file in files.items() for text in (name, str(tmp_path / file))]
+    assert main(["fit-goals", "--model", str(tmp_path), *given, "--out", str(tmp_path / "out")]) == 2
+    assert f"{option}: split: 'dev' in any, must be train" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("shares", ["-0.1 0.5 0.3 0.3", "0 0 0 0"])

@@ -152,6 +152,17 @@ def test_the_command_clones_imagines_plays_and_resumes(model, tmp_path, monkeypa
     assert "seed must be 0 as in the folder" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--demonstrations", "--starts"])
+def test_held_out_episodes_are_refused(model, tmp_path, capsys, option) -> None:
+    save_checkpoint(tmp_path / "model", model.model)
+    write_episodes(tmp_path / "train.jsonl", [expert()])
+    write_episodes(tmp_path / "test.jsonl", [replace(expert(), split="test")])
+    files = {"--demonstrations": "train.jsonl", "--starts": "train.jsonl"} | {option: "test.jsonl"}
+    given = [text for name, file in files.items() for text in (name, str(tmp_path / file))]
+    assert main(["imagined-policy", "--model", str(tmp_path / "model"), *given, "--out", str(tmp_path / "out")]) == 2
+    assert f"{option}: split: 'test' in put, must be train" in capsys.readouterr().err
+
+
 def test_a_model_without_reward_attention_is_refused(tmp_path, capsys) -> None:
     save_checkpoint(tmp_path / "model", random_model(prediction_heads=True))
     write_episodes(tmp_path / "shown.jsonl", [expert()])

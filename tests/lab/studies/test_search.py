@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from data_prep.environments import ENVIRONMENTS
+from lab.__main__ import main
 from lab.agents.real_world import Game, RealWorld
 from lab.agents.searcher import Goal, Searcher, parse_goal
 from lab.studies.search import ARMS, Imagined, Table, listed, measure, play_game, shuffled
-from loopwm.records.episodes import Episode
+from loopwm.records.episodes import Episode, write_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.files import PACKAGED
 from loopwm.records.template import Context, Transition
@@ -99,6 +101,12 @@ def test_what_lies_in_its_place_is_not_taken() -> None:
     seen = Transition("go to cabinet 1", "You arrive at cabinet 1. On the cabinet 1, you see a mug 1.")
     context = Context("Your task is to: put two mug in cabinet.", START, (seen,))
     assert Searcher(listed).act(context) == "go to countertop 1"
+
+
+def test_search_held_out_episodes_are_refused(tmp_path, capsys) -> None:
+    write_episodes(tmp_path / "dev.jsonl", [replace(episode(), split="dev")])
+    assert main(["search", "--train-episodes", str(tmp_path / "dev.jsonl"), "--out", str(tmp_path / "out")]) == 2
+    assert "--train-episodes: split: 'dev' in put, must be train" in capsys.readouterr().err
 
 
 def test_random_orders_are_those_of_a_seed() -> None:
