@@ -23,12 +23,13 @@ import numpy as np
 from tqdm import tqdm
 
 from eval.models.checkpoint import CheckpointPredictor
-from eval.scores.predictions import PredictionFolder
+from eval.scores.predictions import PredictionFolder, drop_torn_line
 from eval.scores.tables import table
 from lab.agents.latent_policy import actions_in_reach
 from lab.agents.play import PLAYS, replay, won
 from lab.agents.real_world import Game, RealWorld
 from lab.agents.searcher import Searcher
+from lab.episodes import episodes_hash
 from lab.estimates import estimate, over_runs
 from lab.studies.search import listed
 from loopwm.records.command import positive
@@ -91,12 +92,16 @@ def measure(
     """Play what is missing from `out`, write the results and return them."""
     folder = PredictionFolder(out, dict(spec))
     path = out / PLAYS
-    plays = {line["place"]: line for _, line in read_json_lines(path)} if path.exists() else {}
+    plays = _read_plays(path)
     places = [(episode, count) for count in counts for episode in episodes]
+    names = list[str]()
     for episode, count in tqdm(places, unit="place"):
         game, context = Game(episode.task, episode.variation or 0), place_before_win(episode, count)
         name = f"{count}/{game.name}"
-        if context is not None and name not in plays:
+        if context is None:
+            continue
+        names.append(name)
+        if name not in plays:
             plays[name] = {"place": name, "task": game.task, "count": count}
             for arm, plan in planners.items():
                 actions = world.robustly(game, partial(plan, world, game, context, count))
@@ -104,10 +109,18 @@ def measure(
                 play = world.robustly(game, partial(replay, world, game, [*history, *actions]))
                 plays[name][arm] = {"actions": actions, "won": won(play)}
             folder.add_lines(PLAYS, [plays[name]])
-    results = make_results(list(plays.values()), counts, spec)
+    results = make_results([plays[name] for name in names], counts, spec)
     write_json(out / "results.json", results)
     write_atomic(out / "report.md", render(results))
     return results
+
+
+def _read_plays(path: Path) -> dict[str, dict[str, Any]]:
+    """Read the plays so far by place and drop a torn last line."""
+    if not path.exists():
+        return {}
+    drop_torn_line(path)
+    return {line["place"]: line for _, line in read_json_lines(path)}
 
 
 def make_results(plays: Sequence[Mapping[str, Any]], counts: Sequence[int], spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,9 +171,10 @@ def run(args: argparse.Namespace) -> None:
     episodes = [one for one in recorded_episodes(args.episodes) if one.env == "alfworld" and one.steps[-1].done]
     if not episodes:
         raise InputError("--episodes: must hold episodes of ALFWorld that end in a win")
-    Random(args.seed).shuffle(episodes)
     settings = {name: vars(args)[name] for name in ("before", "width", "limit", "seed")}
     spec = {**settings, **predictor.identity, "episodes": [path.name for path in args.episodes]}
+    spec["episodes_sha256"] = episodes_hash(episodes)
+    Random(args.seed).shuffle(episodes)
     planners: dict[str, Planner] = {
         "rules": by_rules,
         "greedy": partial(searched, worlds, 1),

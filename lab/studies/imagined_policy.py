@@ -35,7 +35,7 @@ from lab.agents.agents import FULL_SCORE, is_refusal
 from lab.agents.latent_policy import Choice, Choices, LatentPolicy, PolicyAgent, Reading, actions_in_reach
 from lab.agents.play import PLAYS, Plays, play_real, read_plays, won
 from lab.agents.real_world import Game, RealWorld
-from lab.episodes import train_only
+from lab.episodes import episodes_hash, train_only
 from lab.estimates import over_runs
 from loopwm.records.command import above_zero, at_least_zero, positive
 from loopwm.records.episodes import Episode, Step, recorded_episodes, write_episodes
@@ -187,6 +187,8 @@ def run(args: argparse.Namespace) -> None:
     sources = {name: _alfworld(vars(args)[name], f"--{name}") for name in ("demonstrations", "starts")}
     settings = {name: value for name, value in vars(args).items() if isinstance(value, int | float | str)}
     spec = {**settings, **predictor.identity} | {name: [path.name for path in vars(args)[name]] for name in sources}
+    # Policies and imagined episodes in the folder are those of the episodes, whatever their files are called.
+    spec |= {f"{name}_sha256": episodes_hash(episodes) for name, episodes in sources.items()}
     folder = PredictionFolder(args.out, spec)
     policies = train(model, sources["demonstrations"], sources["starts"], args, folder.path)
     agents = {name: partial(PolicyAgent, model, policy) for name, policy in policies.items()}

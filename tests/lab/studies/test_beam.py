@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from data_prep.environments import ENVIRONMENTS
 from lab.__main__ import main
+from lab.agents.play import PLAYS
 from lab.agents.real_world import Game, RealWorld
 from lab.studies.beam import by_rules, measure, place_before_win, searched
 from loopwm.records.episodes import Episode, write_episodes
@@ -82,6 +84,25 @@ def test_plans_are_played_and_the_command_resumes(kitchen: Game, tmp_path: Path)
         left = measure(world, planners, [expert()], [2], tmp_path / "new", {})["rows"]["2"]
     assert (left["arms"]["beam"]["won"]["mean"], left["planned"]) == (0, {"n": 0})
     assert "| 2 | 1 | 100.0 (100.0 to 100.0) |" in (tmp_path / "out/report.md").read_text()
+
+
+def test_a_torn_line_and_other_episodes_plays_do_not_count(kitchen: Game, tmp_path: Path) -> None:
+    planners = dict.fromkeys(("rules", "greedy", "beam"), by_rules)
+    with RealWorld("alfworld") as world:
+        measure(world, planners, [expert()], [1, 2], tmp_path, {})
+        torn = (tmp_path / PLAYS).read_text().replace("plain", "other")[:-9]
+        (tmp_path / PLAYS).write_text(torn)
+        results = measure(world, planners, [expert()], [1, 2], tmp_path, {})
+    assert [row["n"] for row in results["rows"].values()] == [1, 1]
+
+
+def test_a_run_of_other_episodes_is_not_resumed(kitchen: Game, tmp_path: Path, capsys) -> None:
+    save_checkpoint(tmp_path / "model", random_model(prediction_heads=True))
+    given = ["beam", "--model", str(tmp_path / "model"), "--before", "1", "--out", str(tmp_path / "out")]
+    for split, status in (("dev", 0), ("test", 2)):
+        write_episodes(tmp_path / split / "episodes.jsonl", [replace(expert(), split=split)])
+        assert main([*given, "--episodes", str(tmp_path / split / "episodes.jsonl")]) == status
+    assert "episodes_sha256 must be" in capsys.readouterr().err
 
 
 def test_the_command_runs_a_checkpoint_and_names_what_it_needs(

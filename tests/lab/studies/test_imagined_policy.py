@@ -150,6 +150,9 @@ def test_the_command_clones_imagines_plays_and_resumes(model, tmp_path, monkeypa
     assert "--count: must be at most 2, the episodes of ALFWorld, got 3" in capsys.readouterr().err
     assert main(["imagined-policy", *given, "--seed", "1", "--out", str(out)]) == 2
     assert "seed must be 0 as in the folder" in capsys.readouterr().err
+    write_episodes(tmp_path / "shown.jsonl", [expert(), replace(expert("plain"), variation="other")])
+    assert main(["imagined-policy", *given, "--out", str(out)]) == 2
+    assert "_sha256 must be" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--demonstrations", "--starts"])
