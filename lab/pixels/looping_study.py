@@ -6,6 +6,7 @@ measured with; finished work is skipped.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,7 @@ from loopwm.pixel.replay import Replay
 from loopwm.pixel.system import PixelSystem
 from loopwm.records.config import read_sections
 from loopwm.records.errors import InputError
-from loopwm.records.files import read_json, read_json_lines, write_atomic, write_json
+from loopwm.records.files import read_json, read_json_lines, sha256, write_atomic, write_json
 from loopwm.records.provenance import provenance
 
 Array = NDArray[np.float64]
@@ -119,6 +120,8 @@ def complete(protocol: LoopingProtocol, arm: str, seed: int, folder: Path, play:
     file = folder / "worlds.json"
     settings = {key: getattr(protocol, key) for key in ("seed", "rollouts", "context", "steps", "column")}
     settings |= {"base": protocol.base, "overrides": list(protocol.overrides(arm, seed))}
+    # The base is a path, whose file may have been edited since.
+    settings["config_sha256"] = sha256(json.dumps(asdict(protocol.config(arm, seed)), sort_keys=True, default=str))
     if file.is_file() and (record := read_json(file))["settings"] == settings:
         return record["measured"]
     command = [sys.executable, "-m", "loopwm.training", "--config", protocol.base, "--out", str(folder)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -108,6 +109,22 @@ def test_comparison_is_the_reference_less_each_arm(protocol):
 def test_held_out_seed_of_a_run_is_refused():
     with pytest.raises(InputError, match=r"seed: must not be a run's"):
         load_protocol(LoopingProtocol, PROTOCOL, ["seed=1"])
+
+
+def test_complete_with_an_edited_base_measures_again(protocol, tmp_path, monkeypatch):
+    base = tmp_path / "base.yaml"
+    base.write_text(Path(protocol.base).read_text())
+    protocol, measured = replace(protocol, base=str(base)), iter("abc")
+    monkeypatch.setattr(looping_study.subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=0))
+    monkeypatch.setattr(looping_study, "measure", lambda *_: {"right": next(measured)})
+
+    def right() -> str:
+        return looping_study.complete(protocol, "looped", 1, tmp_path / "run", None)["right"]
+
+    (tmp_path / "run").mkdir()
+    assert [right(), right()] == ["a", "a"]
+    base.write_text(base.read_text().replace("entropy_coef: 3.0e-3", "entropy_coef: 1.0e-3"))
+    assert right() == "b"
 
 
 @pytest.mark.slow
