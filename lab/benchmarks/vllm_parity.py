@@ -17,6 +17,7 @@ mechanism never ran fails, too. Answers are kept in --out; a second call compute
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import socket
@@ -29,14 +30,15 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from eval.models.checkpoint import checkpoint_hash
 from eval.scores.suites import load_suite
 from loopwm.records.errors import InputError
-from loopwm.records.files import PACKAGED, read_json, write_json
+from loopwm.records.files import PACKAGED, read_json, sha256, write_json
 from loopwm.records.template import END, LONGEST_OBSERVATION, fit_context, render_prompt, window_context
 from loopwm.records.windows import stratified_sample
 from loopwm.text.model.configuration import LoopWMConfig
@@ -185,16 +187,28 @@ def vllm_server(model: Path, options: Sequence[str]) -> list[str]:
 
 
 def answers(
-    command: Sequence[str], prompts: Mapping[str, list[int]], end: int, file: Path
+    command: Sequence[str], checkpoint: str, prompts: Mapping[str, list[int]], end: int, file: Path
 ) -> tuple[dict[str, Answer], dict[str, float]]:
-    """Return the answers of a server and its metrics after them, from `file` if it has them."""
-    if not file.exists():
+    """Return the answers of a server and the sums of its metrics; answers in `file` are not computed again.
+
+    Raises InputError if the file has answers of another checkpoint or command, or to other prompts.
+    """
+    hashes = {question: sha256(json.dumps(prompt)) for question, prompt in prompts.items()}
+    run = {"checkpoint": checkpoint, "command": list(command)}
+    stored: dict[str, Any] = (
+        read_json(file) if file.exists() else {"run": run, "prompts": {}, "answers": {}, "metrics": {}}
+    )
+    if stored.get("run") != run or any(hashes.get(name, old) != old for name, old in stored["prompts"].items()):
+        raise InputError(f"{file}: answers are of another checkpoint, command or prompts; choose another --out")
+    if missing := {name: prompt for name, prompt in prompts.items() if name not in stored["answers"]}:
         with serving(command, file.with_suffix(".log")) as (client, name), ThreadPoolExecutor(SEQUENCES) as pool:
-            replies = pool.map(partial(ask, client, name, end), prompts.values())
-            given = {question: asdict(reply) for question, reply in zip(prompts, replies, strict=True)}
+            replies = pool.map(partial(ask, client, name, end), missing.values())
+            stored["answers"] |= {one: asdict(reply) for one, reply in zip(missing, replies, strict=True)}
             metrics = counters(client.get(f"{str(client.base_url).removesuffix('/v1/')}/metrics").text)
-        write_json(file, {"answers": given, "metrics": metrics})
-    stored = read_json(file)
+        # Summed over calls: a mechanism may have run for earlier questions only.
+        stored["metrics"] = {one: value + stored["metrics"].get(one, 0.0) for one, value in metrics.items()}
+        stored["prompts"] |= {name: hashes[name] for name in missing}
+        write_json(file, stored)
     return {name: Answer(**stored["answers"][name]) for name in prompts}, stored["metrics"]
 
 
@@ -215,11 +229,12 @@ def report(model: Path, windows: int, out: Path, arms: Sequence[str], say: Calla
     out.mkdir(parents=True, exist_ok=True)
     prompts = questions(windows, model)
     end = load_tokenizer(model / "tokenizer.json").get_vocab()[END]
-    ours, _ = answers(our_server(model), prompts, end, out / "service.json")
+    checkpoint = checkpoint_hash(model)
+    ours, _ = answers(our_server(model), checkpoint, prompts, end, out / "service.json")
     good, summary = True, {}
     for name in arms:
         command = vllm_server(model, [*LIMITS, *ARMS[name].options])
-        theirs, metrics = answers(command, prompts, end, out / f"{name}.json")
+        theirs, metrics = answers(command, checkpoint, prompts, end, out / f"{name}.json")
         metrics["cut_prompts"] = cut_prompts(prompts, out / f"{name}.log")
         differences, ran = compare(ours, theirs), metrics.get(ARMS[name].counter, 0.0)
         good = good and passes(differences, len(prompts)) and ran > 0
