@@ -24,7 +24,9 @@ from serve.pixels.game import TOLERANCE, cell_size
 class OpenLoopRollouts:
     """Real and imagined columns, each (B, T): reward, end, whole, exact, and valid, False after a row's first end.
 
-    lit: pixels above zero in each channel, (B, T, C). cells: share of a frame's cells that agree (`serve.pixels.game`).
+    lit: pixels above zero in each channel, (B, T, C). cells: share of a frame's cells that agree (`serve.pixels.game`),
+    which counts where the step is valid in both (`comparable`): after a real end, frames are another episode's. There
+    exact is False, and counts as wrong.
 
     Worlds imagine no truncation, so it does not count as an end, but steps after it are invalid.
     """
@@ -56,6 +58,8 @@ FRAMES = ("whole", "exact", "cells", "lit")
 def means(part: dict[str, NDArray[Any]], name: str, axis: int | None = None) -> Any:
     """Return means of a column over valid rows; final frames, on which worlds are not trained, count in no figure."""
     counted, column = part["valid"] & ~part["end"] if name in FRAMES else part["valid"], part[name]
+    if name == "cells":
+        counted = counted & part["comparable"]
     counted = counted.reshape(*counted.shape, *[1] * (column.ndim - 2))  # lit has a value for each channel
     with np.errstate(invalid="ignore"):  # no valid row at an age: NaN
         return (column * counted).sum(axis) / counted.sum(axis)
@@ -127,6 +131,7 @@ def open_loop_rollouts(
     exact = (frames == segments.next_obs[:, ages]).all((2, 3, 4)) & real["valid"]
     imagined = {"reward": reward, "end": end, "whole": whole(frames, inside), "exact": exact, "valid": _valid(end)}
     imagined["lit"] = lit_pixels(frames)
+    imagined["comparable"] = real["valid"]
     imagined["cells"] = agreeing_cells(frames, segments.next_obs[:, ages])
     return OpenLoopRollouts(real, imagined)
 

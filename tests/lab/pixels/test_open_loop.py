@@ -22,9 +22,10 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class TrueWorld:
-    """The blocks as they are; `blind` worlds end by chance and show nothing."""
+    """The blocks as they are; `blind` worlds end by chance and show nothing, `endless` ones go on."""
 
     blind: bool = False
+    endless: bool = False
     space = SPACE
 
     def start(self, obs: Tensor, action: Tensor, first: Tensor, generator: torch.Generator) -> Tensor:
@@ -38,6 +39,8 @@ class TrueWorld:
         there = (state == 0).all(1)
         if self.blind:
             there = torch.rand(len(state), generator=generator) < 0.5
+        if self.endless:
+            there = torch.zeros_like(there)
         return Imagined(there.float(), there, state)
 
     def replace(self, state: Tensor, rows: Tensor, fresh: Tensor) -> Tensor:
@@ -80,6 +83,15 @@ def test_what_lies_behind_the_first_end_does_not_count(play: Replay) -> None:
     assert real.shape == imagined.shape == (6,)
     valid = found.real["valid"][:, 3]
     assert real[3] == pytest.approx(found.real["reward"][valid, 3].mean())
+
+
+def test_cells_after_a_real_end_do_not_count(play: Replay) -> None:
+    found = look(TrueWorld(endless=True), play)
+    cells, valid = found.imagined["cells"], found.real["valid"]
+    assert found.imagined["valid"].all()
+    assert not valid.all()
+    assert means(found.imagined, "cells") == pytest.approx(cells[valid].mean())
+    assert cells[valid].mean() > cells.mean()
 
 
 def test_frames_with_two_balls_or_none_are_not_whole() -> None:
