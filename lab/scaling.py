@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from eval.scores.tables import table
+from loopwm.records.command import above_zero
 from loopwm.text.model.configuration import PRESETS, LoopWMConfig
 from loopwm.text.model.flops import forward_flops, training_flops
 from loopwm.text.model.modeling import LoopWMForCausalLM
@@ -78,8 +79,12 @@ def kv_bytes(config: LoopWMConfig, loops: int, width: int = BFLOAT16) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keys", type=int, default=1024, help="keys that a token attends to (default: 1024)")
-    parser.add_argument("--peak", type=float, default=989e12, help="FLOPs a second of a GPU (default: H100, bfloat16)")
-    parser.add_argument("--share", type=float, default=0.4, help="of the peak that training reaches (default: 0.4)")
+    parser.add_argument(
+        "--peak", type=above_zero, default=989e12, help="FLOPs a second of a GPU (default: H100, bfloat16)"
+    )
+    parser.add_argument(
+        "--share", type=above_zero, default=0.4, help="of the peak that training reaches (default: 0.4)"
+    )
     parser.add_argument("--price", type=float, default=2.5, help="of a GPU hour (default: 2.5)")
 
 

@@ -26,6 +26,8 @@ from matplotlib.axes import Axes
 from eval.scores.tables import table
 from lab.reports.plots import COLORS, MARKERS, STYLE, make_canvas, svg_text
 from lab.scaling import BFLOAT16, kv_bytes
+from loopwm.records.command import above_zero
+from loopwm.records.errors import InputError
 from loopwm.records.files import write_atomic
 from loopwm.text.model.configuration import PRESETS, LoopWMConfig
 from loopwm.text.model.flops import forward_flops
@@ -92,7 +94,12 @@ class Model:
 
 
 def limits(model: Model, load: Load, gpu: Gpu) -> dict[str, float]:
-    """Return GPUs an agent by what they run out of. The largest one holds. A start that agents share is not counted."""
+    """Return GPUs an agent by what they run out of. The largest one holds. A start that agents share is not counted.
+
+    Raises InputError if the weights leave no memory.
+    """
+    if gpu.memory <= model.weights:
+        raise InputError(f"--memory: must be above the {model.weights:,} bytes of the weights, got {gpu.memory:,.0f}")
     own = load.context * (1 - load.shared) + load.read + load.written
     token_bytes = model.kv * load.context + model.pass_bytes / load.batch
     rate = gpu.share * load.seconds
@@ -114,11 +121,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--context", type=int, default=load.context, help="tokens of a world (default: 1000)")
     parser.add_argument("--read", type=int, default=load.read, help="tokens of an action (default: 10)")
     parser.add_argument("--written", type=int, default=load.written, help="tokens of an observation (default: 30)")
-    parser.add_argument("--seconds", type=float, default=load.seconds, help="from a step to the next (default: 10)")
-    parser.add_argument("--memory", type=float, default=72e9, help="bytes of a GPU to use (default: H100, 90 %%)")
-    parser.add_argument("--bandwidth", type=float, default=3.35e12, help="bytes a second (default: H100)")
-    parser.add_argument("--peak", type=float, default=989e12, help="FLOPs a second (default: H100, bfloat16)")
-    parser.add_argument("--share", type=float, default=0.4, help="of both rates that is reached (default: 0.4)")
+    parser.add_argument(
+        "--seconds", type=above_zero, default=load.seconds, help="from a step to the next (default: 10)"
+    )
+    parser.add_argument("--memory", type=above_zero, default=72e9, help="bytes of a GPU to use (default: H100, 90 %%)")
+    parser.add_argument("--bandwidth", type=above_zero, default=3.35e12, help="bytes a second (default: H100)")
+    parser.add_argument("--peak", type=above_zero, default=989e12, help="FLOPs a second (default: H100, bfloat16)")
+    parser.add_argument("--share", type=above_zero, default=0.4, help="of both rates that is reached (default: 0.4)")
     parser.add_argument("--picture", type=Path, help="an SVG to write")
 
 

@@ -35,6 +35,20 @@ def test_a_shared_start_saves_memory_and_nothing_else():
     assert (shared["bandwidth"], shared["FLOPs"]) == (alone["bandwidth"], alone["FLOPs"])
 
 
+def test_memory_below_the_weights_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serving-limits", "--memory", "1e6"]) == 2
+    assert "--memory: must be above the" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "given", [("serving-limits", "--seconds"), ("serving-limits", "--share"), ("scaling", "--share")]
+)
+def test_zero_rates_are_refused(capsys: pytest.CaptureFixture[str], given: tuple[str, str]) -> None:
+    with pytest.raises(SystemExit):
+        main([*given, "0"])
+    assert f"argument {given[1]}: must be a number > 0, got '0'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("depth", [1, 3])
 def test_a_pass_reads_the_block_once_a_loop(depth):
     shape: dict[str, Any] = {**PRESETS["tiny"], "vocab_size": 100}
