@@ -17,12 +17,13 @@ from loopwm.text.model.checkpoint import load_checkpoint
 from loopwm.text.training.program import export_model
 
 EXAMPLE = "python -m lab interpolate loopwm/pretrained runs/further/model --share 0.5 --out runs/between"
+GATE = "model.core.gate."
 
 
 def interpolate(first: Path, second: Path, share: float, out: Path) -> None:
     """Write (1 - share) first + share second; an exit gate, which training drops, stays that of the first.
 
-    Raises InputError for other shapes.
+    Raises InputError for other weights or shapes.
     """
     model, tokenizer = load_checkpoint(first)
     end, _ = load_checkpoint(second)
@@ -31,6 +32,8 @@ def interpolate(first: Path, second: Path, share: float, out: Path) -> None:
         if name not in weights or weights[name].shape != weight.shape:
             raise InputError(f"{first}: must have the weights of {second}, lacks {name} in this shape")
         weights[name] = torch.lerp(weights[name], weight, share)
+    if missing := [name for name in weights.keys() - end.state_dict().keys() if not name.startswith(GATE)]:
+        raise InputError(f"{second}: must have the weights of {first}, lacks {min(missing)}")
     model.load_state_dict(weights)
     model.config.tokens_per_byte = end.config.tokens_per_byte
     learned = TrainingEpisodes.load(first)

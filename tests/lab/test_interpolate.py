@@ -34,6 +34,12 @@ def test_weights_lie_on_the_line_between(ends, tmp_path, share):
         torch.testing.assert_close(weight.float(), expected, atol=0, rtol=2**-7)  # bfloat16
 
 
+def test_interpolate_heads_missing_from_the_second_are_refused(ends, tmp_path, capsys):
+    first = save_checkpoint(tmp_path / "heads", random_model(prediction_heads=True))
+    assert main(["interpolate", str(first), str(ends[1]), "--share", "0.5", "--out", str(tmp_path / "out")]) == 2
+    assert f"{ends[1]}: must have the weights of {first}, lacks model.heads." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("options", "message"), [
     ([], "must have the weights of"), (["--share", "1.5"], "--share: must be 0 to 1"),
 ])  # fmt: skip
