@@ -9,6 +9,7 @@ lowest and the highest quarter; the gap is the mean distance of runs below 1.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,13 @@ def read_return(path: Path) -> tuple[str, float]:
 
 
 def measure(paths: list[Path], with_intervals: bool, seed: int) -> dict[str, Any]:
-    """Aggregate the files. Raises InputError for unreadable files and for games with different numbers of runs."""
+    """Aggregate the files.
+
+    Raises InputError for unreadable files, one given twice, and games with different numbers of runs.
+    """
+    for path, count in Counter(path.resolve() for path in paths).items():
+        if count > 1:
+            raise InputError(f"{path}: must be given once, got it {count} times")
     games: dict[str, list[float]] = {}
     for path in paths:
         game, score = read_return(path)

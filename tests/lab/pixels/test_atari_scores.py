@@ -48,6 +48,7 @@ def test_what_cannot_be_scored_is_refused(tmp_path: Path, capsys: pytest.Capture
         "environment: must begin with atari/": [played(tmp_path, "c", "catch", 1.0)],
         "game: must be one of the 26 games of Atari 100k, got Tetris": [played(tmp_path, "d", "atari/Tetris", 1.0)],
         "must be the same number for each game": [pong, again, played(tmp_path, "e", "atari/Freeway", 1.0)],
+        "a.json: must be given once, got it 2 times": [pong, str(tmp_path / ".." / tmp_path.name / "a.json")],
         "no-such.json": [str(tmp_path / "no-such.json")],
     }
     if importlib.util.find_spec("rliable") is None:
