@@ -21,6 +21,7 @@ from eval.scores.intervals import RESAMPLES, SEED
 from eval.scores.metrics import exact_match
 from eval.scores.tables import percent, table
 from lab.agents.anchored import AnchoredWorlds
+from lab.studies.trust_outside import evenly
 from loopwm.records.command import positive
 from loopwm.records.episodes import Episode, Step, recorded_episodes
 from loopwm.records.errors import InputError
@@ -140,7 +141,7 @@ def run(args: argparse.Namespace) -> None:
     episodes = [episode for episode in recorded_episodes(args.episodes) if len(episode.steps) > 1]
     if len(episodes) < 2:
         raise InputError("--episodes: must hold at least two episodes with a step")
-    chosen = episodes[:: max(1, len(episodes) // args.limit)][: args.limit]  # of all tasks, which stand in order
+    chosen = evenly(episodes, args.limit)  # of all tasks, which stand in order
     played = [episode.steps[1 : args.steps + 1] for episode in chosen]
     counts = {
         schedule.name: [

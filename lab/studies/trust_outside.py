@@ -19,7 +19,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from tqdm import tqdm
@@ -46,6 +46,8 @@ EXAMPLE = (
 SUITES = {"scienceworld": "scienceworld-dev-noisy", "alfworld": "alfworld-dev-noisy"}
 TOGETHER = 10
 HIGH = 0.9
+
+T = TypeVar("T")
 
 
 class Case(NamedTuple):
@@ -161,7 +163,7 @@ def read_memories(pairs: Sequence[str]) -> dict[str, Path]:
     return memories
 
 
-def evenly(windows: Sequence[Window], count: int) -> list[Window]:
-    """Return `count` windows at equal distances."""
-    count = min(count, len(windows))
-    return [windows[i * len(windows) // count] for i in range(count)]
+def evenly(items: Sequence[T], count: int) -> list[T]:
+    """Return `count` items at equal distances, all if there are fewer."""
+    count = min(count, len(items))
+    return [items[i * len(items) // count] for i in range(count)]

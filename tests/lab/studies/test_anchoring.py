@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lab.__main__ import main
+from lab.studies import anchoring
 from lab.studies.anchoring import SCHEDULES, Schedule, imagine, looks_at, render, summarize
 from loopwm.records.episodes import Episode, Step, write_episodes
 from loopwm.records.template import Context
@@ -82,3 +83,13 @@ def test_the_command_compares_schedules_of_a_checkpoint(tmp_path: Path, capsys: 
     write_episodes(tmp_path / "one.jsonl", [episode()])
     assert main([*given, str(tmp_path / "one.jsonl")]) == 2
     assert "at least two episodes" in capsys.readouterr().err
+
+
+def test_limit_takes_episodes_at_equal_distances(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_checkpoint(tmp_path / "model", random_model(prediction_heads=True))
+    chosen = list[int | str]()
+    monkeypatch.setattr(anchoring, "imagine", lambda worlds, one, *_: chosen.append(one.variation) or (1, 1))
+    write_episodes(tmp_path / "five.jsonl", [episode(i) for i in range(5)])
+    given = ["anchoring", "--model", str(tmp_path / "model"), "--episodes", str(tmp_path / "five.jsonl")]
+    assert main([*given, "--limit", "3", "--out", str(tmp_path / "out.json")]) == 0
+    assert chosen[:3] == [0, 1, 3]
