@@ -64,7 +64,12 @@ number, or a game's name, as a string. Splits are the simulators' own: evaluate 
 
 
 def export(episodes: Iterator[Episode], out: Path) -> Counter[str]:
-    """Write the folder; return episodes by split. Raises InputError without episodes, or if `out` is not empty."""
+    """Write the folder; return episodes by split.
+
+    Raises InputError without episodes, or if `out` is a file or not empty.
+    """
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out: {out} must be a folder")
     if out.exists() and any(out.iterdir()):
         raise InputError(f"{out}: must be empty")
     sizes: Counter[str] = Counter()

@@ -18,11 +18,20 @@ Curve = NDArray[np.float64]
 
 
 def read_curve(run: Path) -> Curve:
-    """Read the curve of a run. Raises InputError for a folder without a returned episode."""
+    """Read the curve of a run.
+
+    Raises InputError for a folder without a returned episode, or a return without its interactions.
+    """
     path = run / "metrics.jsonl"
     if not path.is_file():
         raise InputError(f"{path}: no such file")
-    points = [(record["interactions"], record["return"]) for _, record in read_json_lines(path) if "return" in record]
+    points = []
+    for number, record in read_json_lines(path):
+        if "return" not in record:
+            continue
+        if "interactions" not in record:
+            raise InputError(f"{path}: line {number}: interactions: missing")
+        points.append((record["interactions"], record["return"]))
     if not points:
         raise InputError(f"{path}: no episode has ended yet")
     return np.array(points, dtype=np.float64)

@@ -93,6 +93,16 @@ def _sample(actions: Iterable[str], count: int, rng: Random) -> list[str]:
     return sample
 
 
+def read_states(path: Path, names: Sequence[str] = ("goal", "steps", "candidates")) -> list[State]:
+    """Read states. Raises InputError naming file, line and field for one without a field in `names`."""
+    states = list[State]()
+    for number, state in read_json_lines(path):
+        if missing := [name for name in names if name not in state]:
+            raise InputError(f"{path}: line {number}: {missing[0]}: missing")
+        states.append(state)
+    return states
+
+
 def context_of(state: State) -> Context:
     (_, first), *steps = state["steps"]
     return Context(state["goal"], first, tuple(Transition(action, observation) for action, observation in steps))
@@ -150,11 +160,17 @@ def game_of(state: State) -> str:
     return f"{state['task']} {state['variation']}"
 
 
-def f1_interval95(pairs: Sequence[tuple[bool, bool]], games: Sequence[str]) -> list[float]:
-    """Return bounds of F1 of (predicted, true) pairs, resampling games with all their pairs. games: of each pair."""
+def f1_interval95(pairs: Sequence[tuple[bool, bool]], games: Sequence[str]) -> list[float] | None:
+    """Return bounds of F1 of (predicted, true) pairs, resampling games with all their pairs. games: of each pair.
+
+    Resamples without a predicted or true pair, which have no F1, are left out. None if no resample has one.
+    """
     sums, _ = by_game(np.array([[2.0 * (said and truth), said + truth] for said, truth in pairs]), games)
     twice_hits, marked = resampled_means(sums).T
-    return np.percentile(twice_hits / marked, [2.5, 97.5]).tolist()
+    defined = marked > 0
+    if not defined.any():
+        return None
+    return np.percentile(twice_hits[defined] / marked[defined], [2.5, 97.5]).tolist()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -184,7 +200,7 @@ def run(arguments: argparse.Namespace) -> None:
             write_lines(arguments.states, [json.dumps(state) for state in tqdm(new, unit="state")])
     if arguments.model is None:
         return
-    states = [state for _, state in read_json_lines(arguments.states)]
+    states = read_states(arguments.states, ("task", "variation", "goal", "steps", "candidates"))
     if not states:
         raise InputError(f"--states: {arguments.states} holds no state")
     worlds = load(arguments.model)

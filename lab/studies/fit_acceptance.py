@@ -24,10 +24,10 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from eval.scores.rows import detection
-from lab.studies.acceptance import State, context_of
+from lab.studies.acceptance import State, context_of, read_states
 from loopwm.records.command import above_zero, positive
 from loopwm.records.errors import InputError
-from loopwm.records.files import read_json_lines, write_json
+from loopwm.records.files import write_json
 from loopwm.records.training_episodes import TrainingEpisodes
 from loopwm.text.data.collate import TreeBatch
 from loopwm.text.data.data_loader import LoaderState
@@ -133,15 +133,19 @@ def run(arguments: argparse.Namespace) -> None:
     """Load, fit, judge and write the checkpoint. Raises InputError."""
     if arguments.out.exists():
         raise InputError(f"--out: {arguments.out} exists already")
+    # Results are by file name, beside those of training rows.
+    names = [file.name for file in arguments.dev]
+    if len({*names, "rows"}) <= len(names):
+        raise InputError(f"--dev: file names must differ, from 'rows' too, got {', '.join(names)}")
     program = TextProgram(load_config(arguments.config, arguments.overrides))
     model, tokenizer = load_checkpoint(arguments.model)
     heads = heads_of(model)
     world_model = WorldModel(model, tokenizer)
     batches = (batch for group, _ in islice(program.global_batches(LoaderState()), arguments.steps) for batch in group)
     rows = read_rows(model, tqdm(batches, total=arguments.steps * program.micro_batches, unit="batch"))
-    states = [read_candidates(world_model, tqdm(_read(file), unit="state")) for file in arguments.train]
+    states = [read_candidates(world_model, tqdm(read_states(file), unit="state")) for file in arguments.train]
     train = Candidates.joined([*states, rows])
-    dev = {file.name: read_candidates(world_model, tqdm(_read(file), unit="state")) for file in arguments.dev}
+    dev = {file.name: read_candidates(world_model, tqdm(read_states(file), unit="state")) for file in arguments.dev}
     dev["rows"] = read_rows(model, (batch.rows for batch in program.evaluation_batches()))
     report: dict[str, Any] = {"before": {name: judge(heads.acceptance, tried) for name, tried in dev.items()}}
     torch.manual_seed(program.config.run.seed)
@@ -155,7 +159,3 @@ def run(arguments: argparse.Namespace) -> None:
     learned = program.training_episodes
     export_model(model, tokenizer, arguments.out, learned and learned.joined(TrainingEpisodes.load(arguments.model)))
     write_json(arguments.out / "acceptance.json", report)
-
-
-def _read(file: Path) -> list[State]:
-    return [state for _, state in read_json_lines(file)]

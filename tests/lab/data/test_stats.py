@@ -23,6 +23,13 @@ def words(text: str) -> int:
     return len(text.split())
 
 
+def test_export_to_a_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_episodes(tmp_path / "train.jsonl", [make_episode(length=1)])
+    given = ["--episodes", str(tmp_path / "train.jsonl"), "--out", str(tmp_path / "train.jsonl")]
+    assert main(["export-episodes", *given]) == 2
+    assert f"error: --out: {tmp_path / 'train.jsonl'} must be a folder" in capsys.readouterr().err
+
+
 def test_counts_of_a_hand_counted_episode() -> None:
     episode = make_episode(length=2)  # goal of boil 0 | boil 0 begins | do 1: boil 0 did 1 | do 2: boil 0 did 2
     group = Counter(words).count(episode)

@@ -15,6 +15,7 @@ from lab.pixels.curve import read_curve, smoothed
 from lab.pixels.filmstrip import Clip
 from loopwm.pixel.agents.agent_trainer import AgentTrainer
 from loopwm.pixel.gym import CATCH
+from loopwm.records.errors import InputError
 from loopwm.records.frames import FrameEpisode, FrameSpace, episode_files, read_episode
 from loopwm.training.__main__ import main as train
 from tests.fixtures.blocks import SPACE
@@ -69,6 +70,12 @@ def test_packaged_world_is_drawn_with_defaults(tmp_path: Path) -> None:
     assert main(["pixels", "filmstrip", *arguments, "--out", str(tmp_path / "sheet.png")]) == 0
     assert main(["pixels", "film", *arguments, "--out", str(tmp_path / "film.gif")]) == 0
     assert Image.open(tmp_path / "film.gif").n_frames == 5
+
+
+def test_read_curve_without_interactions_names_the_line(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"interactions": 1}\n{"return": 1.0}\n')
+    with pytest.raises(InputError, match=r"metrics\.jsonl: line 2: interactions: missing"):
+        read_curve(tmp_path)
 
 
 def test_a_curve_is_the_mean_return_by_interactions(tmp_path, capsys):

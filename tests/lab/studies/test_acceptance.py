@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import cast
 
 import numpy as np
 import pytest
 
 from eval.scores.intervals import RESAMPLES, SEED
-from lab.studies.acceptance import collect_states, f1_interval95, judge, score
+from lab.studies.acceptance import collect_states, f1_interval95, judge, read_states, score
 from loopwm.records.episodes import Step
+from loopwm.records.errors import InputError
 from loopwm.records.template import Context
 from loopwm.worlds.protocol import Imagined, Worlds
 from tests.fixtures.toy import Toy
@@ -124,6 +126,18 @@ def test_f1_interval_resamples_games_with_all_their_pairs() -> None:
         f1s.append(hits / (hits + wrong / 2))
     assert f1_interval95(pairs, games) == pytest.approx(np.percentile(f1s, [2.5, 97.5]))
     assert f1_interval95(pairs, games)[0] < 0.7
+
+
+@pytest.mark.filterwarnings("error")
+def test_f1_interval_leaves_out_resamples_without_f1() -> None:
+    assert f1_interval95([(False, False)] * 2, ["a", "b"]) is None
+    assert f1_interval95([(False, False), (True, True)], ["a", "b"]) == [1, 1]
+
+
+def test_read_states_names_line_and_missing_field(tmp_path: Path) -> None:
+    (tmp_path / "states.jsonl").write_text('{"goal": "stop", "candidates": []}\n')
+    with pytest.raises(InputError, match=r"states\.jsonl: line 1: steps: missing"):
+        read_states(tmp_path / "states.jsonl")
 
 
 def _of(game: str, pairs: Sequence[tuple[bool, bool]], games: Sequence[str]) -> list[tuple[bool, bool]]:

@@ -105,6 +105,10 @@ def test_bad_arguments_are_one_line(source, tokenizer, config_file, tmp_path, ca
     arguments = ["fit-acceptance", "--train", states, "--dev", states, "--config", str(config_file), "--steps", "1"]
     assert main([*arguments, "--model", str(source), "--out", str(source)]) == 2
     assert capsys.readouterr().err == f"error: --out: {source} exists already\n"
+    new = ["--model", str(source), "--out", str(tmp_path / "new")]
+    for dev in ([states, str(tmp_path / "more" / "states.jsonl")], [str(tmp_path / "rows")]):
+        assert main([*arguments, *new, "--dev", *dev]) == 2
+        assert "--dev: file names must differ, from 'rows' too, got " in capsys.readouterr().err
     random_model().save_pretrained(tmp_path / "plain")
     tokenizer.save_pretrained(tmp_path / "plain")
     assert main([*arguments, "--model", str(tmp_path / "plain"), "--out", str(tmp_path / "new")]) == 2
