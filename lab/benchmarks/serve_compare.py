@@ -121,14 +121,16 @@ async def beside_prompt(load: Load, text: Text) -> Figures:
         await asyncio.sleep(4)
         middle = time.perf_counter()
         answer = await load.chat(text.window(PROMPT_TOKENS), max_tokens=1)
-        end = middle + answer.first
+        # The only token of an answer without text is its last one.
+        seconds = answer.seconds if answer.first is None else answer.first
+        end = middle + seconds
         usual = statistics.median(gaps(streams, begin, middle))
         beside = gaps(streams, middle, end)
     return {
         "prompt: mean gap over the usual": statistics.mean(beside) / usual,
         "prompt: median gap over the usual": statistics.median(beside) / usual,
         "prompt: longest gap over the usual": max(beside) / usual,
-        "prompt: s": answer.first,
+        "prompt: s": seconds,
     }
 
 

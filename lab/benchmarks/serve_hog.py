@@ -123,11 +123,13 @@ async def first_tokens(load: Load, memory: Memory, go_on: Callable[[int], bool])
     while go_on(len(samples)):
         samples.append(await load.chat(load.take(1)[0], max_tokens=16))
         memory.read()
-    seconds = [sample.first for sample in samples if sample.error is None]
+    good = [sample for sample in samples if sample.error is None]
+    seconds = [sample.first for sample in good if sample.first is not None]
     p50, p95 = np.percentile(seconds, [50, 95])
     return {
         "requests": len(samples),
         "refused or failed": dict(Counter(sample.error for sample in samples if sample.error is not None)),
+        "without text": len(good) - len(seconds),
         "p50 seconds": round(float(p50), 3),
         "p95 seconds": round(float(p95), 3),
         "resident MiB": memory.read(),

@@ -59,10 +59,10 @@ SHORT = 32
 
 @dataclass(frozen=True)
 class Sample:
-    """One request: total seconds, seconds to first token, tokens, or the cause of its failure."""
+    """One request: total seconds, seconds to first token (None without text), tokens, or the cause of its failure."""
 
     seconds: float
-    first: float
+    first: float | None
     tokens: int
     error: str | None = None
 
@@ -91,7 +91,8 @@ class Load:
         """heard: called for every piece of the answer, which mostly is a token."""
         body = {"model": self.model, "messages": messages(window), "stream": True, **fields}
         start = time.perf_counter()
-        first, usage = 0.0, {"completion_tokens": 0}
+        first: float | None = None
+        usage = {"completion_tokens": 0}
         async with self.client.stream(
             "POST", "/v1/chat/completions", json={**body, "stream_options": {"include_usage": True}}
         ) as response:
@@ -102,7 +103,7 @@ class Load:
                     continue
                 event = json.loads(line.removeprefix("data: "))
                 if event.get("choices") and event["choices"][0]["delta"].get("content"):
-                    first = first or time.perf_counter() - start
+                    first = first if first is not None else time.perf_counter() - start
                     heard()
                 usage = event.get("usage") or usage
         return Sample(time.perf_counter() - start, first, usage["completion_tokens"])
@@ -156,15 +157,18 @@ async def run(load: Load, name: str, at_once: int, works: Sequence[Callable[[], 
     good = [sample for sample in samples if sample.error is None]
     errors = sorted({sample.error for sample in samples if sample.error is not None})
     times = sorted(sample.seconds for sample in good) or [0.0]
-    firsts = [sample.first for sample in good] or [0.0]
+    firsts = [sample.first for sample in good if sample.first is not None]
+    median_first = f"{statistics.median(firsts):.2f}" if firsts else "-"
+    silent = len(good) - len(firsts)
     rate = sum(sample.tokens for sample in good) / seconds
     print(
-        f"| {name} | {at_once} | {rate:.0f} | {len(works) / seconds:.2f} | {statistics.median(firsts):.2f} | "
+        f"| {name} | {at_once} | {rate:.0f} | {len(works) / seconds:.2f} | {median_first} | "
         f"{statistics.median(times):.2f} | {times[min(len(times) - 1, int(0.99 * len(times)))]:.2f} | "
-        f"{len(works) - len(good)} {' '.join(errors)} | {resident(load.pid)} |",
+        f"{silent} | {len(works) - len(good)} {' '.join(errors)} | {resident(load.pid)} |",
         flush=True,
     )
-    load.results["load"].append({"workload": name, "at_once": at_once, "tokens_per_second": rate})
+    figures = {"workload": name, "at_once": at_once, "tokens_per_second": rate, "without_text": silent}
+    load.results["load"].append(figures)
     return rate
 
 
@@ -343,8 +347,9 @@ async def main() -> None:
         model = (await client.get("/v1/models")).json()["data"][0]["id"]
         load = Load(client, model, windows, args.rounds, args.pid)
         await load.chat(load.take(1)[0])
-        print("| workload | at once | tokens/s | requests/s | first token, p50 s | p50 s | p99 s | errors | MiB |")
-        print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+        columns = ("workload", "at once", "tokens/s", "requests/s", "first token, p50 s", "p50 s", "p99 s", "no text")
+        print(f"| {' | '.join(columns)} | errors | MiB |")
+        print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
         lines = [line for name in args.workloads for line in await WORKLOADS[name](load, args.concurrency)]
         if args.out:
             results = {"model": model, **load.results, "provenance": provenance("lab.benchmarks.serve_load")}
