@@ -158,8 +158,9 @@ def _acceptance(store: PictureStore) -> tuple[Figure, str] | None:
         name = result["file"].split(".")[0].removeprefix("acceptance_")
         points = [(x, y) for n, x, y in result["head"]["bins"] if n >= FEWEST]
         axes.plot(*zip(*points, strict=True), color=COLORS[i], marker=MARKERS[i], ms=4, label=name)
-        accepted, (low, high) = result["head_and_text"]["accepted"], result["head_and_text"]["accepted"]["f1_ci95"]
-        captions.append(f"{name} {accepted['f1']:.2f} ({low:.2f} to {high:.2f}) in {result['states']} states")
+        accepted = result["head_and_text"]["accepted"]
+        bounds = "" if accepted["f1_ci95"] is None else " ({:.2f} to {:.2f})".format(*accepted["f1_ci95"])
+        captions.append(f"{name} {accepted['f1']:.2f}{bounds} in {result['states']} states")
     axes.set(xlabel="probability of acceptance", ylabel="share that is accepted")
     _legend(canvas, [axes])
     whose = _whose(store.acceptances[0], store)
