@@ -21,6 +21,6 @@ VOLUME /var/lib/loopwm
 
 EXPOSE 8000
 HEALTHCHECK --interval=30s --timeout=5s --start-period=60s \
-  CMD ["python", "-c", "import http.client as h; c = h.HTTPConnection('127.0.0.1', 8000, timeout=4); c.request('GET', '/health'); exit(c.getresponse().status != 200)"]
+  CMD ["python", "-c", "import urllib.request as u; u.build_opener(u.ProxyHandler({})).open('http://127.0.0.1:8000/health', timeout=4)"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["loopwm", "serve", "--host", "0.0.0.0", "--worlds-file", "/var/lib/loopwm/worlds.sqlite", "--access-log", "json"]

@@ -92,7 +92,8 @@ def test_the_image_installs_the_service_with_a_torch_of_the_constraints_and_runs
     assert int(version[1]) >= 11
 
 
-def test_the_images_health_check_is_the_services(client):
+def test_the_images_health_check_is_the_services(client, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # as containers are given one
     (told,) = re.findall(r"^HEALTHCHECK .*?CMD (\[.*\])$", DOCKERFILE, re.M)
     _, dash_c, code = json.loads(told)
     assert dash_c == "-c"
