@@ -69,10 +69,10 @@ def run(args: argparse.Namespace) -> None:
     figures: list[Figure] = []
     for part in args.parts:
         started = time.monotonic()
-        found = list(parts[part](args.root))
-        if not found:
+        of_part = list(parts[part](args.root))
+        if not of_part:
             raise InputError(f"{args.root}: must have figures of {part}, found none")
-        figures += found
+        figures += of_part
         print(f"{part}: {time.monotonic() - started:.0f} s")
     report(figures, args.list)
 

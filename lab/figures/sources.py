@@ -336,8 +336,8 @@ def _resampled_sum(suites: Sequence[tuple[Values, Sequence[str]]], world: int) -
     )
     sums = np.zeros(RESAMPLES)
     for values, games in suites:
-        drawn = counts[:, [union[game] for game in games]]
-        sums += drawn @ values / drawn.sum(axis=1)
+        weights = counts[:, [union[game] for game in games]]
+        sums += weights @ values / weights.sum(axis=1)
     return sums
 
 
