@@ -93,6 +93,7 @@ async function begin() {
   setAgent(false);
   queue = "";
   await look();
+  $("screen").focus();
 }
 
 // Shows the game as it is, then plays what was pressed meanwhile.
@@ -234,7 +235,7 @@ export function openTab() {
   if (!pixels && agent) setAgent(false);
 }
 
-$("pixel-start").addEventListener("submit", (event) => { event.preventDefault(); begin().then(() => $("screen").focus()); });
+$("pixel-start").addEventListener("submit", (event) => { event.preventDefault(); begin(); });
 $("game").addEventListener("change", begin);
 $("screen").addEventListener("keydown", onKey);
 $("screen").addEventListener("keyup", (event) => { if (keyOf(event) === held) held = null; });
