@@ -19,9 +19,11 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
+from data_prep.environments import family_of
 from loopwm.records.episodes import TRAIN_SPLITS, Episode, Step, format_episode, to_episode, write_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.files import LONE_SURROGATE, line_files, read_json_lines
@@ -39,11 +41,11 @@ class DroppedError(ValueError):
 def read_log(record: Mapping[str, Any], env: str) -> Episode:
     """Return the episode of a line; that of a log is in the split `train`.
 
-    Raises:
-        InputError: naming the field that is missing or of another type.
-        DroppedError: for an episode without a step, or with a blank or unencodable text.
+    Raises InputError naming a field that is missing or of another type, and DroppedError for an episode without a step,
+    or with a blank or unencodable text.
     """
     episode = to_episode(record) if is_episode(record) else _of_log(record, env)
+    family_of(episode.env, episode.task)  # refuses a task that an environment with tasks of its own does not have
     if len(episode.steps) < 2:
         raise DroppedError("no step after the first observation")
     texts = [text for step in episode.steps for text in (step.action, step.observation) if text is not None]
@@ -96,8 +98,8 @@ def _of_messages(record: Mapping[str, Any]) -> tuple[str, list[Step]]:
         if not isinstance(message, dict):
             raise InputError(f"{place[:-1]}: must be an object, got {type(message).__name__}")
         messages.append((_field(message, "role", str, prefix=place), _field(message, "content", str, prefix=place)))
-    goal = "\n".join(content for role, content in messages if role == "system")
-    turns = [(role, content) for role, content in messages if role != "system"]
+    turns = list(dropwhile(lambda message: message[0] == "system", messages))  # a later one is no part of the goal
+    goal = "\n".join(content for _, content in messages[: len(messages) - len(turns)])
     if not goal and turns:
         goal = turns.pop(0)[1] if [role for role, _ in turns[:2]] == ["user", "user"] else turns[0][1]
     for i, (role, _) in enumerate(turns):
@@ -144,8 +146,7 @@ def import_logs(
 ) -> tuple[dict[str, list[Episode]], Counter[str]]:
     """Return the episodes of log files by split, and how many were dropped by reason, with the first place of each.
 
-    Raises:
-        InputError: naming file, line and field.
+    Raises InputError naming file, line and field.
     """
     episodes: dict[str, list[Episode]] = defaultdict(list)
     dropped: Counter[str] = Counter()
@@ -183,13 +184,22 @@ def read_shares(args: argparse.Namespace) -> dict[str, float]:
     return shares
 
 
+def read_paths(args: argparse.Namespace) -> list[Path]:
+    """Return the log files. Raises InputError if --out, whose files are replaced, is not apart from them."""
+    out = args.out.resolve()
+    for path in map(Path.resolve, args.logs):
+        if path in (out, *out.parents) or out in path.parents:
+            raise InputError(f"--out: must not be inside LOGS, nor LOGS inside of it, got {out} and {path}")
+    return line_files(args.logs)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_log_arguments(parser)
     parser.add_argument("--out", type=Path, required=True, help="folder for train, dev and test .jsonl.xz")
 
 
 def run(args: argparse.Namespace) -> None:
-    episodes, dropped = import_logs(args.logs, args.env, read_shares(args), args.seed)
+    episodes, dropped = import_logs(read_paths(args), args.env, read_shares(args), args.seed)
     if SPLITS[0] not in episodes:
         raise InputError(f"--logs: no episode left to train on; dropped: {'; '.join(dropped) or 'none'}")
     for split in SPLITS:

@@ -18,12 +18,12 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from data_prep.import_logs import SPLITS, add_log_arguments, group_of, import_logs, read_shares
+from data_prep.import_logs import SPLITS, add_log_arguments, group_of, import_logs, read_paths, read_shares
 from data_prep.tokenize import TOKENIZER_FILE, LineEncoder, encode_episode
 from data_prep.windows import cut_any, write_cuts
 from loopwm.records.episodes import Episode, write_episodes
-from loopwm.records.errors import InputError
-from loopwm.records.files import line_files, read_json, sha256, write_json
+from loopwm.records.errors import InputError, loading
+from loopwm.records.files import read_json, sha256, write_json
 from loopwm.records.shards import write_shards
 from loopwm.records.template import CONTEXT_KINDS, ContextKind
 
@@ -122,9 +122,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    files = line_files(args.logs)
+    files = read_paths(args)
     # Checkpoints spell the frozen tokenizer in another way than its file, of which shards have the hash.
-    own, frozen = (Tokenizer.from_file(str(file)) for file in (args.tokenizer, TOKENIZER_FILE))
+    with loading(args.tokenizer):
+        own, frozen = (Tokenizer.from_file(str(file)) for file in (args.tokenizer, TOKENIZER_FILE))
     tokenizer_file = TOKENIZER_FILE if own.get_vocab() == frozen.get_vocab() else args.tokenizer
     tokenizer_hash = sha256(tokenizer_file.read_bytes())
     hashes = sorted(sha256(path.read_bytes()) for path in files)

@@ -23,7 +23,7 @@ from data_prep.environments.base import Need, TextFacts
 from data_prep.import_logs import POLICY
 from loopwm.records import template as text_format
 from loopwm.records.episodes import Episode, format_episode, parse_episode, read_episodes
-from loopwm.records.errors import InputError
+from loopwm.records.errors import InputError, loading
 from loopwm.records.files import writing
 from loopwm.records.refusals import is_refused
 from loopwm.records.shards import META_FIELDS, PARTS, EpisodeArrays
@@ -158,7 +158,8 @@ def _covered(ends: Sequence[int], need: Need) -> tuple[int, int]:
 
 @lru_cache(maxsize=1)
 def _load(path: str) -> LineEncoder:
-    return LineEncoder(Tokenizer.from_file(path))
+    with loading(Path(path)):
+        return LineEncoder(Tokenizer.from_file(path))
 
 
 Rewrite = Callable[[Episode, str], tuple[Episode, str]]

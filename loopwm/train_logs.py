@@ -29,8 +29,6 @@ def main(arguments: list[str] | None = None) -> int:
         return import_module(CONFIGURED).main(arguments)
     parser = _parser()
     args = parser.parse_args(arguments)
-    if any(path.resolve() in (args.out.resolve(), *args.out.resolve().parents) for path in args.logs):
-        parser.error("--out: must not be inside LOGS, which are read again to resume")
     if not all((args.model / name).is_file() for name in ("config.json", "tokenizer.json")):
         parser.error(f"--model: must be the folder of a LoopWM checkpoint, got {args.model}")
     data, options = args.out / "data", ["--dev", str(args.dev), "--test", str(args.test), "--seed", str(args.seed)]

@@ -178,7 +178,7 @@ def parse_object(line: str, where: str = "") -> dict[str, Any]:
 
 
 def line_files(paths: Iterable[Path]) -> list[Path]:
-    """Return the given files, and the JSON-lines files below given folders, sorted.
+    """Return the given files, and the JSON-lines files below given folders, sorted; each once.
 
     Raises InputError if one is missing.
     """
@@ -193,7 +193,7 @@ def line_files(paths: Iterable[Path]) -> list[Path]:
             files.append(path)
         else:
             raise InputError(f"{path}: no such file or folder")
-    return files
+    return list({file.resolve(): file for file in files}.values())
 
 
 def read_json(path: Path) -> Any:

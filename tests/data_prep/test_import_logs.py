@@ -12,6 +12,7 @@ import pytest
 from data_prep.__main__ import main
 from data_prep.import_logs import split_of
 from loopwm.records.episodes import format_episode, read_episodes
+from loopwm.records.files import line_files
 
 STEPS = [
     {"observation": "A shop. You see: a bell."},
@@ -149,6 +150,36 @@ def test_import_of_look_and_inventory_keeps_them(tmp_path):
     assert run_import(tmp_path, [log(steps=steps)]) == 0
     (episode,) = read_episodes(tmp_path / "out/train.jsonl.xz")
     assert {(step.look, step.inventory) for step in episode.steps} == {("A shop.", "nothing")}
+
+
+def test_import_into_the_folder_of_its_logs_is_refused(tmp_path, capsys):
+    assert run_import(tmp_path, [log()]) == 0
+    before = (tmp_path / "out/train.jsonl.xz").read_bytes()
+    for logs, out in (("out", "out"), (".", "out"), ("out/train.jsonl.xz", ".")):
+        paths = ["--logs", str(tmp_path / logs), "--out", str(tmp_path / out)]
+        assert main(["import", "--env", "shop", *paths, "--dev", "0", "--test", "0"]) == 2
+        assert "--out: must not be inside LOGS, nor LOGS inside of it" in capsys.readouterr().err
+    assert (tmp_path / "out/train.jsonl.xz").read_bytes() == before
+
+
+def test_a_file_that_is_named_twice_is_read_once(tmp_path):
+    assert run_import(tmp_path, [log()]) == 0
+    file = tmp_path / "out/train.jsonl.xz"
+    assert line_files([file, tmp_path / "out/../out/train.jsonl.xz", tmp_path / "out"]) == [file]
+
+
+def test_a_later_system_message_is_no_part_of_the_goal(tmp_path, capsys):
+    told = chat("A shop.", "ring bell", "Ding.")
+    told["messages"].insert(3, {"role": "system", "content": "It will ring."})
+    assert run_import(tmp_path, [chat("A shop.", "ring bell", "Ding."), told]) == 0
+    assert [e.goal for e in read_episodes(tmp_path / "out/train.jsonl.xz")] == ["Ring the bell."]
+    assert "dropped: 1, user and assistant do not alternate: system at turn 3" in capsys.readouterr().out
+
+
+def test_import_into_a_world_with_tasks_of_its_own_asks_for_one(tmp_path, capsys):
+    assert run_import(tmp_path, [log()], "--env", "alfworld") == 2
+    assert "logs.jsonl: line 1: task: must belong to a family of 'alfworld', got 'alfworld'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

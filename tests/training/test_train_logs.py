@@ -6,6 +6,7 @@ import itertools
 import json
 import lzma
 import random
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -137,6 +138,16 @@ def test_fine_tuning_stops_if_dev_does_not_improve(run, checkpoint, tmp_path, ca
     assert episodes.is_file()
 
 
+@pytest.mark.slow
+def test_a_model_that_was_deleted_is_exported_again(run, checkpoint, tmp_path, capsys):
+    for _ in range(2):
+        FineTuner(fine_tune_config(run / "data", checkpoint, 0), tmp_path, 3 / 60, ticking()).run()
+        assert (tmp_path / "model/config.json").is_file()
+        shutil.rmtree(tmp_path / "model")
+    steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert max(steps) == 3
+
+
 def test_train_refuses_run_folder_of_other_logs(run, tmp_path, capsys):
     logs = write_logs(tmp_path / "logs.jsonl", [log(number) for number in range(30, 40)])
     assert main(["train", str(logs), "--out", str(run)]) == 2
@@ -171,7 +182,6 @@ def test_train_of_bad_logs_is_refused_in_one_line(write, fault, tmp_path, capsys
     [
         (["--model", "."], "--model: must be the folder of a LoopWM checkpoint, got ."),
         (["--minutes", "inf"], "--minutes: must be a number > 0, got 'inf'"),
-        (["--out", "logs/run"], "--out: must not be inside LOGS"),
     ],
 )
 def test_train_refuses_an_option_before_anything_is_written(options, fault, tmp_path, capsys, monkeypatch):
@@ -183,6 +193,25 @@ def test_train_refuses_an_option_before_anything_is_written(options, fault, tmp_
     assert ended.value.code == 2
     assert fault in capsys.readouterr().err
     assert [path.name for path in Path().rglob("*")] == ["logs", "logs.jsonl"]
+
+
+def test_train_out_of_its_own_folder_is_refused_and_loses_nothing(tmp_path, capsys):
+    (tmp_path / "run/data").mkdir(parents=True)
+    logs = write_logs(tmp_path / "run/data/train.jsonl", [log(number) for number in range(20)])
+    before = logs.read_bytes()
+    for place, out in ((logs, "run"), (tmp_path, "run")):
+        assert main(["train", str(place), "--out", str(tmp_path / out)]) == 2
+        assert "--out: must not be inside LOGS, nor LOGS inside of it" in capsys.readouterr().err
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [logs]
+    assert logs.read_bytes() == before
+
+
+def test_a_tokenizer_that_is_damaged_is_named(tmp_path, checkpoint, capsys):
+    damaged = shutil.copytree(checkpoint, tmp_path / "model")
+    (damaged / "tokenizer.json").write_text("{")
+    logs = write_logs(tmp_path / "logs.jsonl", [log(number) for number in range(20)])
+    assert main(["train", str(logs), "--out", str(tmp_path / "run"), "--model", str(damaged)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {damaged / 'tokenizer.json'}: EOF while parsing")
 
 
 def prepare(folder: Path, records: list[dict[str, Any]], *options: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from loopwm.records.errors import InputError
+from loopwm.records.errors import InputError, loading
 from loopwm.records.template import CONTEXT_LIMIT, END, PAD, SPECIAL_TOKENS
 
 TOKENIZER_FILE = Path(__file__).with_name("tokenizer.json")
@@ -26,13 +26,13 @@ def load_tokenizer(path: Path | None = None) -> PreTrainedTokenizerFast:
 
     Special strings in a text become special tokens: pass only text rendered by `loopwm.records.template`.
 
-    Raises:
-        InputError: the file is missing, or lacks a special token of the template.
+    Raises InputError: the file is missing, or lacks a special token of the template.
     """
     file = TOKENIZER_FILE if path is None else path
     if not file.is_file():
         raise InputError(f"{file}: no such tokenizer file")
-    tokenizer = world_tokenizer(Tokenizer.from_file(str(file)))
+    with loading(file):
+        tokenizer = world_tokenizer(Tokenizer.from_file(str(file)))
     if missing := set(SPECIAL_TOKENS) - tokenizer.get_vocab().keys():
         raise InputError(f"{file}: must have the tokens {' '.join(SPECIAL_TOKENS)}, lacks {min(missing)}")
     return tokenizer

@@ -129,7 +129,7 @@ class FineTuner(Trainer[TrainingConfig]):
     def _export(self) -> None:
         if self.program.worse >= PATIENCE:
             print(f"stopped early: dev loss has not fallen for {PATIENCE} tenths of the time; more bring nothing")
-        elif self._measured < PARTS:
+        if (self._measured < PARTS and self.program.worse < PATIENCE) or not (self.folder / MODEL).is_dir():
             self._measure()
         first, best = self.program.first or {}, self.program.best or {}
         print(f"dev loss {first['loss']:.2f} -> {best['loss']:.2f}; {_exactness(first)} -> {_exactness(best)}")
@@ -143,7 +143,7 @@ class FineTuner(Trainer[TrainingConfig]):
         self.program.first = self.program.first or record  # kept by a resumed run
         best = self.program.best
         self.program.worse += 1  # set back below if this is the best
-        if best is None or record["loss"] < best["loss"]:
+        if best is None or record["loss"] < best["loss"] or not (self.folder / MODEL).is_dir():  # it may be deleted
             self.program.best, self.program.worse = record, 0
             self.program.export(self.folder / MODEL)
             weights, data = self.config.model.weights, self.config.data.train[0]
