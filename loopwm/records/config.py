@@ -7,15 +7,20 @@ with a YAML value, e.g. `optimizer.learning_rate=3e-3`.
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
 from loopwm.records.errors import InputError
+
+BELOW_ONE = {"beta1", "beta2", "momentum", "average", "query_share", "history_share"}
+"""Keys whose numbers must be below 1 in every section."""
 
 
 def check_numbers(config: Any, positive: Mapping[str, Sequence[str]]) -> None:
@@ -25,6 +30,8 @@ def check_numbers(config: Any, positive: Mapping[str, Sequence[str]]) -> None:
             if isinstance(value, int | float) and not (value > 0 if key in keys else value >= 0):
                 bound = "be above" if key in keys else "not be below"
                 raise InputError(f"{section}.{key}: must {bound} 0, got {value}")
+            if key in BELOW_ONE and value >= 1:
+                raise InputError(f"{section}.{key}: must be below 1, got {value}")
 
 
 def typed(cls: type[T], raw: dict[str, Any], prefix: str = "") -> T:
@@ -94,10 +101,10 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
             return value
         return {_convert(named, key, name): _convert(item, v, f"{name}.{key}") for key, v in value.items()}
     if hint is float and isinstance(value, int | float | str) and not isinstance(value, bool):
-        try:
-            return float(value)  # YAML 1.1 reads 5e-3 as a string
-        except ValueError:
-            raise InputError(f"{name}: expected a number, got {value!r}") from None
+        with suppress(ValueError, OverflowError):  # YAML 1.1 reads 5e-3 as a string
+            if math.isfinite(number := float(value)):
+                return number
+        raise InputError(f"{name}: expected a finite number, got {value!r}")
     if isinstance(hint, type) and not isinstance(hint, types.GenericAlias) and type(value) is hint:
         return value
     raise InputError(f"{name}: expected {getattr(hint, '__name__', hint)}, got {value!r}")

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -96,7 +97,8 @@ class Trainer(Generic[Config]):
         self._prepare_folder()
         self._resume()
         with writing(folder / TENSORBOARD):
-            self.writer = SummaryWriter(str(folder / TENSORBOARD)) if self.accelerator.is_main_process else None
+            main = self.accelerator.is_main_process
+            self.writer = SummaryWriter(str(folder / TENSORBOARD), purge_step=self.step + 1) if main else None
 
     def _precision(self, ranks: PartialState, device: torch.device) -> Precision:
         """Return the precision of the run.
@@ -217,6 +219,8 @@ class Trainer(Generic[Config]):
         if self.average is not None:
             self.average.update_parameters(self.accelerator.unwrap_model(self.objective))
         record = self._record(sums)
+        if not math.isfinite(record["loss"]):  # before a checkpoint of it takes the place of a good one
+            raise InputError(f"step {self.step + 1}: loss is {record['loss']}; lower optimizer.learning_rate")
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         return record | self.program.after_step(record) | {"rate": rate, "grad_norm": float(norm)}
 
@@ -322,8 +326,11 @@ class Trainer(Generic[Config]):
 
     def _prepare_folder(self) -> None:
         self.files.check(self.config)
+        data, before = self.program.provenance(), self.files.provenance()
+        if any(name in before and before[name] != data.get(name) for name in ("data", "transitions")):
+            raise InputError(f"{self.folder}: must go on with the data it began with, which has changed since")
         if self.accelerator.is_main_process:
-            info = where_from(self.config.run.seed, self.accelerator.num_processes) | self.program.provenance()
+            info = where_from(self.config.run.seed, self.accelerator.num_processes) | data
             info["precision"] = self.precision
             self.files.claim(self.config, info)
         self.accelerator.wait_for_everyone()

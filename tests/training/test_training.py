@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from loopwm.text.training.program import TextProgram
 from loopwm.trainer.optimizer import build_optimizers, learning_rate_factor
 from loopwm.trainer.trainer import Trainer
 from loopwm.training.__main__ import main
+from tests.fixtures.shards import toy_episode, write_toy_shards
 
 
 def records(folder: Path, kind: str = "train") -> list[dict[str, Any]]:
@@ -243,16 +244,22 @@ def test_injection_embeddings_heads_and_norms_do_not_decay_and_are_not_muons(con
         ("run.steps=many", "run.steps"),
         ("run.steps", "section.key=value"),
         ("optimizer.name=sgd", "optimizer.name"),
-        ("optimizer.learning_rate=.nan", "optimizer.learning_rate: must be above 0, got nan"),
+        ("optimizer.learning_rate=.nan", "optimizer.learning_rate: expected a finite number, got nan"),
+        ("optimizer.learning_rate=.inf", "optimizer.learning_rate: expected a finite number, got inf"),
+        ("data.envs={toy: .inf}", "data.envs.toy: expected a finite number, got inf"),
+        ("optimizer.beta1=1", "optimizer.beta1: must be below 1, got 1.0"),
+        ("optimizer.momentum=2", "optimizer.momentum: must be below 1, got 2.0"),
+        ("data.history_share=1", "data.history_share: must be below 1, got 1.0"),
+        ("model.overrides={mu_rec: 0}", "mu_rec above 0, got 1, 1, 0"),
         ("data.train=[a", "data.train=[a"),
         ("model.overrides={depth: 3}", "model.overrides.depth"),
         ("model.overrides={hidden_size: 65}", "model.overrides"),
         ("data.train=[]", "data.train"),
         (
             "data.train=[a, b, ./a]",
-            "data.train: must name each folder once, got a twice (use data.folder_weights={a: 2})",
+            "must name each folder once, got a twice (data.folder_weights={a: 2} trains on it twice)",
         ),
-        ("data.dev=[a, a]", "data.dev: must name each folder once, got a twice"),
+        ("data.dev=[a, a]", "data.train, data.dev: must name each folder once, got a twice"),
         ("data.folder_weights={c: 2}", "data.folder_weights.c: must be a folder of data.train"),
         ("data.train=[/no/such/folder]", "/no/such/folder/index.json"),
         ("batch.micro_batches=0", "batch.micro_batches"),
@@ -285,6 +292,44 @@ def test_a_wrong_configuration_is_one_line_and_status_2(config_file, tmp_path, c
     assert named in error
     assert error.count("\n") == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_dev_shards_are_no_shards_of_the_training_and_are_named_by_their_faults(config_file, tmp_path, capsys):
+    from loopwm.training.__main__ import main
+
+    train = load_config(config_file).data.train[0]
+    empty = tmp_path / "empty"
+    write_toy_shards(empty, [replace(toy_episode(1), steps=toy_episode(1).steps[:1])])
+    arguments = ["--config", str(config_file), "--out", str(tmp_path / "run")]
+    assert main([*arguments, f"data.dev=[{train}]"]) == 2
+    assert f"must name each folder once, got {train} twice" in capsys.readouterr().err
+    assert main([*arguments, f"data.dev=[{empty}]"]) == 2
+    assert "error: of data.dev: shards: must contain an episode with a step, got none" in capsys.readouterr().err
+
+
+def test_a_run_whose_data_has_changed_is_refused(config_file, tmp_path, capsys):
+    from loopwm.training.__main__ import main
+
+    shards = tmp_path / "shards"
+    write_toy_shards(shards, map(toy_episode, range(8)))
+    arguments = ["--config", str(config_file), "--out", str(tmp_path / "run"), f"data.train=[{shards}]"]
+    assert main([*arguments, "--max-minutes", "0.0001"]) == 0
+    write_toy_shards(shards, map(toy_episode, range(9)))
+    assert main(arguments) == 2
+    assert "must go on with the data it began with, which has changed since" in capsys.readouterr().err
+
+
+def test_a_run_that_diverges_ends_with_its_last_checkpoint(config_file, tmp_path, capsys):
+    from loopwm.training.__main__ import main
+
+    arguments = ["--config", str(config_file), "--out", str(tmp_path / "run"), "run.save_every=1"]
+    assert main([*arguments, "optimizer.learning_rate=1e30", "optimizer.warmup_steps=0"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert re.fullmatch(r"error: step \d+: loss is (nan|inf); lower optimizer.learning_rate", error)
+    kept = [path.name for path in (tmp_path / "run/checkpoints").iterdir()]
+    assert kept
+    assert f"step-{int(error.split()[2][:-1]):08d}" not in kept
+    assert not (tmp_path / "run/model").exists()
 
 
 def test_a_folder_of_another_configuration_is_refused(config_file, finished, capsys):

@@ -119,8 +119,7 @@ def make_sources(
 
     trunk_is_served: see `LoopWMConfig.trunk_is_served`.
 
-    Raises:
-        InputError: no step, a context that no step can be shown in, or as `source_shares`.
+    Raises InputError: no step, a context that no step can be shown in, or as `source_shares`.
     """
     groups: dict[Group, list[TokenEpisode]] = {}
     for episode in episodes:
@@ -128,7 +127,7 @@ def make_sources(
             task = episode.task if episode.env in data.tasks else ""
             groups.setdefault((episode.env, episode.policy, task), []).append(episode)
     if not groups:
-        raise InputError("data.train: must contain an episode with a step, got none")
+        raise InputError("shards: must contain an episode with a step, got none")
     planners = {
         group: EpochPlanner(groups[group], data, objective, builder.slots, trunk_is_served) for group in sorted(groups)
     }
@@ -152,8 +151,7 @@ def source_shares(targets: Mapping[Group, float], data: DataConfig) -> dict[Grou
     Configured shares are normalised over the groups present; without any, they follow the target tokens. A policy
     without a task that has a share has none.
 
-    Raises:
-        InputError: a world or policy without a share while others have one.
+    Raises InputError: a world or policy without a share while others have one.
     """
     shares: dict[Group, float] = {}
     present = {

@@ -148,10 +148,9 @@ class LoopWMConfig(PreTrainedConfig):
             raise ValueError(f"default_depth: must be 1 to max_loops = {self.max_loops}, got {self.default_depth}")
         if not 1 <= self.context_tokens <= CONTEXT_LIMIT:
             raise ValueError(f"context_tokens: must be 1 to {CONTEXT_LIMIT}, got {self.context_tokens}")
-        if self.state_slots < 1 or self.block_layers < 1:
-            raise ValueError(
-                f"state_slots, block_layers: must be at least 1, got {self.state_slots}, {self.block_layers}"
-            )
+        if self.state_slots < 1 or self.block_layers < 1 or not self.mu_rec > 0:
+            got = f"{self.state_slots}, {self.block_layers}, {self.mu_rec}"
+            raise ValueError(f"state_slots, block_layers, mu_rec: must be at least 1, mu_rec above 0, got {got}")
         if self.reward_attention and not (self.prediction_heads and self.propagate == "none"):
             raise ValueError("reward_attention: needs prediction_heads, which read it, and propagate: none")
         for name, value, known in (

@@ -102,10 +102,6 @@ class DataConfig:
             raise InputError(
                 f"data.trunk_tokens_max: must be trunk_tokens_min to {CONTEXT_LIMIT}, got {self.trunk_tokens_max}"
             )
-        if self.query_share >= 1:
-            raise InputError(f"data.query_share: must be below 1, got {self.query_share}")
-        if self.history_share >= 1:
-            raise InputError(f"data.history_share: must be below 1 to leave room for targets, got {self.history_share}")
         if not 1 <= self.max_horizon <= 16 or self.horizon_shares[0] <= 0:  # 17 is that of state queries
             raise InputError(
                 f"data.horizon_shares: must be 1 to 16, the first above 0, got {list(self.horizon_shares)}"
@@ -122,11 +118,11 @@ class DataConfig:
                 raise InputError(f"data.echo_weights.{env}: must be above 0, got {weight}")
 
     def _check_folders(self) -> None:
-        for key, folders in (("train", self.train), ("dev", self.dev)):
-            counts = Counter(Path(folder).resolve() for folder in folders)
-            if twice := next((folder for folder in folders if counts[Path(folder).resolve()] > 1), None):
-                cure = f" (use data.folder_weights={{{twice}: 2}})" if key == "train" else ""
-                raise InputError(f"data.{key}: must name each folder once, got {twice} twice{cure}")
+        folders = (*self.train, *self.dev)
+        counts = Counter(Path(folder).resolve() for folder in folders)
+        if twice := next((folder for folder in folders if counts[Path(folder).resolve()] > 1), None):
+            cure = f"data.folder_weights={{{twice}: 2}} trains on it twice"
+            raise InputError(f"data.train, data.dev: must name each folder once, got {twice} twice ({cure})")
         for folder, weight in self.folder_weights.items():
             if folder not in self.train:
                 raise InputError(f"data.folder_weights.{folder}: must be a folder of data.train")
@@ -225,8 +221,6 @@ class TrainingConfig:
         require_shares("objective.opening_weights", self.objective.opening_weights)
         if self.objective.supervise != "every" and not self.data.max_branches:
             raise InputError("data.max_branches: must be above 0 unless objective.supervise is every, got 0")
-        if self.optimizer.average >= 1:
-            raise InputError(f"optimizer.average: must be below 1, got {self.optimizer.average}")
         if self.batch.rows < self.batch.micro_batches:
             raise InputError(
                 f"batch.rows: must be at least batch.micro_batches = {self.batch.micro_batches}, got {self.batch.rows}"
