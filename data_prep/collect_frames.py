@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from data_prep.environments.pixels.by_name import make_frame_environment
 from loopwm.records.errors import InputError
-from loopwm.records.files import write_json
+from loopwm.records.files import read_json, write_json
 from loopwm.records.frames import FrameEpisode, FrameSpace, count_steps, write_episode
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _begin(plan: FramePlan, space: FrameSpace, out: Path) -> None:
     path = out / PLAN
     wanted: dict[str, Any] = json.loads(json.dumps({**asdict(plan), "space": asdict(space)}))
     if path.is_file():
-        saved = {"policy": "random"} | json.loads(path.read_bytes())  # older plans name no policy
+        saved = {"policy": "random"} | read_json(path)  # older plans name no policy
         for name, value in wanted.items():
             if saved.get(name) != value:
                 raise InputError(f"{path}: {name}: must be {saved.get(name)!r} as in the folder, got {value!r}")

@@ -23,8 +23,7 @@ def load(checkpoint: str | Path = "pretrained", device: str = "auto", memory: Se
     Returns:
         Worlds that `begin` with contexts, `step` with actions and `observe` what really happened.
 
-    Raises:
-        loopwm.records.errors.InputError: for a folder that is no checkpoint, `cuda` without a GPU, or no episodes.
+    Raises loopwm.records.errors.InputError for a folder that is no checkpoint, `cuda` without a GPU, or no episodes.
     """
     from loopwm.records.files import PACKAGED
     from loopwm.runtime import use_device  # imports torch, which takes seconds

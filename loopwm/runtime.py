@@ -149,8 +149,7 @@ def use_device(name: str, key: str = "--device") -> torch.device:
 
     key: the option or configuration key that named the device, for the error.
 
-    Raises:
-        InputError: for `cuda` where torch finds no GPU.
+    Raises InputError for `cuda` where torch finds no GPU.
     """
     has_gpu = torch.cuda.is_available()
     if name == "cuda" and not has_gpu:

@@ -48,8 +48,7 @@ def declared(name: str) -> type[Declared]:
 def family_of(env: str, task: str) -> str:
     """Return a task's family: the task itself in an environment that only logs are known of.
 
-    Raises:
-        InputError: for an unknown task of a known environment.
+    Raises InputError for an unknown task of a known environment.
     """
     if env not in ENVIRONMENTS:
         return task

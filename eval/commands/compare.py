@@ -38,8 +38,8 @@ def compare_runs(folder_a: Path, folder_b: Path) -> list[PairedDifference]:
             {name: record for (name, horizon), record in run.items() if horizon == k and name not in refused}
             for run in (a, b)
         )
-        if at_a.keys() != at_b.keys():
-            raise InputError(f"{folder_b}: windows: must be the same at horizon {k}, got {len(at_b)} and {len(at_a)}")
+        if not at_a or at_a.keys() != at_b.keys():
+            raise InputError(f"{folder_b}: horizon {k}: must have the same windows, got {len(at_b)} and {len(at_a)}")
         names = sorted(at_a)
         for metric in METRICS:
             scores_a, scores_b = (_scores(metric, [(games[name], run[name]) for name in names]) for run in (at_a, at_b))

@@ -65,8 +65,8 @@ class CheckpointPredictor:
         return worlds
 
     def count_foreign(self, windows: Sequence[Window], context_kind: ContextKind) -> int:
-        contexts = [window_context(window, context_kind) for window in windows]
-        return sum(self.world_model.is_foreign(context.goal, context.observation) for context in contexts)
+        starts = ((window["goal"], window["history"][0]["observation"]) for window in windows)
+        return sum(self.world_model.is_foreign(goal, observation) for goal, observation in starts)
 
     def predict(
         self, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]

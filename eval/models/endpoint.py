@@ -85,7 +85,8 @@ class ReplyCache:
         self._path = path
         self._lock = threading.Lock()
         # No transactions: a reply is stored at once. Other runs may write to the file, hence the timeout.
-        self._connection = sqlite3.connect(path, check_same_thread=False, timeout=60, isolation_level=None)
+        with naming(f"{path}: cache of replies: ", sqlite3.Error):
+            self._connection = sqlite3.connect(path, check_same_thread=False, timeout=60, isolation_level=None)
         self._execute("CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, request TEXT, reply TEXT)")
         self._execute("CREATE TABLE IF NOT EXISTS cut (key TEXT, reply TEXT)")
 

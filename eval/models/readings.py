@@ -118,7 +118,7 @@ def usual_ticks(episodes: Sequence[TrainEpisode]) -> Mapping[str, int]:
 def continue_in_view(question: Question, in_view: Sequence[Reading]) -> str:
     """Continue the readings to the observation to predict; repeat the last if no time passed since."""
     *_, last = (text for action, text in question.history if action == question.actions[-1])
-    if in_view[0].back == in_view[-1].back:
+    if in_view[0].back == in_view[-1].back or len({reading.numbers for reading in in_view}) == 1:
         return last
     texts = [_with_numbers(last, reading.numbers) for reading in reversed(in_view)]
     return _continue_readings([-reading.back for reading in reversed(in_view)], texts, 0)

@@ -80,8 +80,7 @@ def seen_by_checkpoint(
         table: of --seen, or the suite's committed one; None for none.
         file: that of --seen.
 
-    Raises:
-        InputError: for a suite with a game that the checkpoint was trained on, and for a given table of other episodes.
+    Raises InputError for a suite with a game that the checkpoint was trained on, and a given table of other episodes.
     """
     if trained is None:
         return table if file is not None else None

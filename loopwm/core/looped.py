@@ -115,8 +115,7 @@ class LoopedCore(nn.Module):
     def check(self, depth: int | ExitRule) -> ExitRule:
         """Convert `depth` to an exit rule and validate it.
 
-        Raises:
-            ValueError: not a rule, limit outside [1, max_loops], or a gate rule for a core without a gate.
+        Raises ValueError: not a rule, limit outside [1, max_loops], or a gate rule for a core without a gate.
         """
         rule = as_rule(depth)
         if not 1 <= rule.limit <= self.config.max_loops:
@@ -148,8 +147,7 @@ class LoopedCore(nn.Module):
             exit_columns: columns pooled for an exit decision.
             initial_BLD: h^(0); None for zeros.
 
-        Raises:
-            ValueError: as `check`, before anything is computed.
+        Raises ValueError as `check`, before anything is computed.
         """
         rule = self.check(depth)
         drive, retention = self._drive(x_BLD, shared, attend)

@@ -165,9 +165,8 @@ class Replay:
 
         The next episode of the stream continues one that ended open.
 
-        Raises:
-            InputError: the episode is of another environment, longer than the capacity, or does not begin with the last
-                frame of the stream's open episode
+        Raises InputError for an episode of another environment, one longer than the capacity, and one that does not
+        begin with the last frame of the stream's open episode.
         """
         self.space.require(episode.space, "episode")
         if len(episode) > self.capacity:

@@ -15,6 +15,7 @@ Horizon k takes the first k actions and scores `observations[k - 1]`. Two window
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -106,6 +107,8 @@ def _future_faults(record: Mapping[str, Any]) -> Iterator[str]:
                 yield f"{field}[{i}]: unexpected {type(value).__name__}"
             elif field == "actions" and not value.strip():
                 yield f"actions[{i}]: must not be empty"
+            elif field == "rewards" and not abs(value) < math.inf:
+                yield f"rewards[{i}]: must be a finite number, got {value}"
     if lengths.get("actions") == 0:
         yield "actions: at least one action is needed"
     for field, length in lengths.items():

@@ -71,8 +71,7 @@ class WorldModel:
     def from_pretrained(cls, path: str | Path, device: torch.device | None = None) -> WorldModel:
         """Load a checkpoint folder in float32, on the CPU by default.
 
-        Raises:
-            InputError: in one line, if it does not fit.
+        Raises InputError in one line, if it does not fit.
         """
         return cls(*load_checkpoint(Path(path), device=device))
 
@@ -84,9 +83,8 @@ class WorldModel:
             contexts: at least one.
             depth: loops or exit rule of every pass; None for the checkpoint's default.
 
-        Raises:
-            FormatError: no context, or a context whose head exceeds the limit by itself.
-            ValueError: a depth outside 1 .. max_loops, or a gate rule for a checkpoint without gate.
+        Raises FormatError for no context, or a context whose head exceeds the limit by itself, and ValueError for a
+        depth outside 1 .. max_loops, or a gate rule for a checkpoint without gate.
         """
         if not contexts:
             raise FormatError("contexts", "must be at least one, got none")
@@ -142,9 +140,8 @@ class WorldModel:
             actions: one for each row.
             depth: of this step; None for the world's.
 
-        Raises:
-            FormatError: an empty action, or a wrong number of actions.
-            ValueError: a depth that `encode` rejects or above the world's limit.
+        Raises FormatError for an empty action or a wrong number of actions, and ValueError for a depth that `encode`
+        rejects or above the world's limit.
         """
         same_length("actions", actions, world)
         rule = self._rule(world, depth).for_pass(world.steps, range(len(world)))
@@ -159,9 +156,7 @@ class WorldModel:
 
         Padding of shorter actions is removed again, so worlds stay as small as after `advance`.
 
-        Raises:
-            ValueError: worlds of several depths.
-            FormatError: as `advance`.
+        Raises ValueError for worlds of several depths, and FormatError as `advance`.
         """
         rules = {world.depth.for_pass(world.steps, range(1)) for world in worlds}
         if len(rules) != 1:
@@ -199,10 +194,8 @@ class WorldModel:
 
         Equals encoding the longer history as long as it fits the limit.
 
-        Raises:
-            FormatError: imagined steps (observe from the world before them), or a wrong number of actions or
-                observations.
-            ContextTooLongError: the limit is reached.
+        Raises FormatError for imagined steps (observe from the world before them) or a wrong number of actions or
+        observations, and ContextTooLongError where the limit is reached.
         """
         if world.steps:
             raise FormatError(

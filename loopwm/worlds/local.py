@@ -47,8 +47,7 @@ class LocalWorlds:
     def from_pretrained(cls, path: str | Path, device: torch.device | None = None) -> LocalWorlds:
         """Load a checkpoint folder, onto the CPU by default.
 
-        Raises:
-            InputError: in one line, for a folder that is no checkpoint.
+        Raises InputError in one line, for a folder that is no checkpoint.
         """
         return cls(WorldModel.from_pretrained(path, device))
 

@@ -58,8 +58,7 @@ def make_worlds_and_starts(
         key: of the service.
         max_new_tokens: of an observation.
 
-    Raises:
-        FormatError: like `read_starts`.
+    Raises FormatError like `read_starts`.
     """
     places, worlds = read_starts(starts, context), make_worlds(url, key, model, max_new_tokens)
     return worlds, places

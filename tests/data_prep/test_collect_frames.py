@@ -136,6 +136,9 @@ def test_a_folder_begun_otherwise_is_refused(
     assert collect(tmp_path, "--steps", "20") == 2
     assert "plan.json: space: must be" in capsys.readouterr().err
     assert contents(tmp_path) == before
+    (tmp_path / "plan.json").write_text("")
+    assert collect(tmp_path, "--steps", "20") == 2
+    assert "plan.json: unreadable" in capsys.readouterr().err
 
 
 def test_text_environments_still_ask_for_their_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -232,6 +232,8 @@ def test_a_file_that_is_no_cache_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.sqlite").write_text("notes " * 200)
     with pytest.raises(InputError, match=r"x.sqlite: cache of replies"):
         ReplyCache(tmp_path / "x.sqlite")
+    with pytest.raises(InputError, match=r": cache of replies: unable to open"):
+        ReplyCache(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,16 @@ def test_readings_that_fit_no_place_are_continued_and_text_without_numbers_repea
     assert predict(train, window) == ["Yes."]
 
 
+@pytest.mark.parametrize("text", ["meter 2024-01-05 08:05", "no. 12345678901234567890", "no. " + "9" * 400])
+def test_a_reading_that_stays_is_repeated_to_the_letter(
+    make_window: MakeWindow, write: Callable[..., Path], text: str
+) -> None:
+    wait = ("wait1", "You decide to wait for 1 iterations.")
+    train = write(episode(("read", "No.")), episode(wait))
+    window = make_window(history=[(None, "Start."), ("read", text), wait, ("read", text), wait], actions=["read"])
+    assert predict(train, window) == [text]
+
+
 def test_readings_between_which_no_time_passed_are_not_continued(
     make_window: MakeWindow, write: Callable[..., Path]
 ) -> None:

@@ -186,6 +186,12 @@ def test_a_run_with_a_refused_window_pairs_with_one_without(
     use(monkeypatch, Short())
     assert run(suite, tmp_path / "short") == 0
     assert {d.n for d in compare_runs(tmp_path / "all", tmp_path / "short")} == {10}
+    suite = write_suite([make_window("long", goal="g" * 41), make_window("null", look=None, inventory=None)])
+    assert run(suite, tmp_path / "null", "--context", "observed") == 0
+    monkeypatch.undo()
+    assert run(suite, tmp_path / "long", "--context", "snapshot") == 0
+    with pytest.raises(InputError, match=r"horizon 1: must have the same windows, got 0 and 0"):
+        compare_runs(tmp_path / "null", tmp_path / "long")
 
 
 def test_errors_that_are_no_windows_end_a_run(

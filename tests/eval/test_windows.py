@@ -43,6 +43,7 @@ def test_plain_gzip_and_xz_hold_the_same_windows(make_window: MakeWindow, write_
         ({"observations": ["x"]}, "observations"),
         ({"rewards": [0, 0, 0, 0, "1"]}, "rewards[4]"),
         ({"rewards": [0, 0, 0, 0, True]}, "rewards[4]"),
+        ({"rewards": [0, 0, 0, 0, float("nan")]}, "rewards[4]: must be a finite number, got nan"),
         ({"dones": [0] * 5}, "dones[0]"),
     ],
 )

@@ -18,8 +18,7 @@ def load_checkpoint(
 ) -> tuple[LoopWMForCausalLM, PreTrainedTokenizerFast]:
     """Load model and tokenizer of a folder written by `save_pretrained`, onto the CPU by default.
 
-    Raises:
-        InputError: naming the file or key that does not fit.
+    Raises InputError naming the file or key that does not fit.
     """
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file():

@@ -141,9 +141,8 @@ class LoopWMModel(LoopWMPreTrainedModel):
             carried: latents from the step before, with `propagate: latent`.
             kwargs: for the attention backend.
 
-        Raises:
-            ValueError: a depth that the core rejects, or an exit rule with a cache of transformers, which cannot fill
-                the loops that a row skips.
+        Raises ValueError for a depth that the core rejects, or an exit rule with a cache of transformers, which cannot
+        fill the loops that a row skips.
         """
         depth = self.config.default_depth if depth is None else depth  # `generate` and vLLM pass none
         if use_cache and past_key_values is None:
@@ -318,8 +317,7 @@ class LoopWMForCausalLM(LoopWMPreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """Return logits (B, L or logits_to_keep, V) and, with labels (B, L), the mean next-token cross-entropy.
 
-        Raises:
-            ValueError: the model is more than a causal language model (`require_causal`).
+        Raises ValueError: the model is more than a causal language model (`require_causal`).
         """
         self.config.require_causal("a causal language model")
         out = self.model(
