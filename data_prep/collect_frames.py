@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PLAN = "plan.json"
 SPLITS = ("train", "dev", "test")
 RANGE = 2**20
-"""Number of episodes of a seed, and of seeds of a split: environments are seeded from disjoint ranges."""
+"""Number of episodes of a seed, and of seeds of a split: their seeds differ, of which simulators draw 31 bits."""
 
 
 @dataclass(frozen=True)

@@ -127,9 +127,7 @@ class Address:
                 f"{option}: must be openai:URL#MODEL, such as openai:http://localhost:8000/v1#mine, got {text!r}"
             )
         if url.username is not None:
-            raise InputError(
-                f"{option}: must not contain a key, which would be written to the results; set {KEY_VARIABLE}"
-            )
+            raise InputError(f"{option}: must not contain a key, which results would show; set {KEY_VARIABLE}")
         return cls(base.rstrip("/"), model)
 
 

@@ -21,7 +21,7 @@ INITIAL_RETENTION = math.sqrt(1 / 5)
 class StateInjection(nn.Module):
     """Retain the state by a contractive diagonal and inject e through a full matrix.
 
-    The parameters are `a` (D,), `b` (D,) with dt = softplus(b), and `B` (D, D). None of them takes weight decay.
+    The parameters are `a` (D,), `b` (D,) with dt = softplus(b), and `B` (D, D). `loopwm.trainer` decays none.
     """
 
     def __init__(self, dim: int) -> None:

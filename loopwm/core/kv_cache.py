@@ -36,11 +36,11 @@ class _Buffer:
     def __init__(self, data: Tensor, used: int, rows: int) -> None:
         self.data, self.used, self.rows = data, used, rows
         with _lock:
-            _Buffer.allocated += data.nbytes
+            _Buffer.allocated += data.untyped_storage().nbytes()  # all that a view keeps
 
     def __del__(self, lock: threading.RLock = _lock) -> None:  # the module's names are gone as the interpreter ends
         with lock:
-            type(self).allocated -= self.data.nbytes
+            type(self).allocated -= self.data.untyped_storage().nbytes()
 
     def claim(self, start: int, end: int) -> bool:
         """Reserve columns start .. end for a fork; False if another fork wrote past `start` or room is short."""

@@ -221,7 +221,7 @@ class Replay:
             raise InputError(f"length: must be 1 to {longest} steps (longest stream), got {length}")
         index = rng.integers(ends[-1], size=batch)
         if shares:
-            part = rng.choice(len(shares), size=batch, p=shares)
+            part = rng.choice(len(shares), size=batch, p=np.divide(shares, sum(shares)))
             places = (part + index / ends[-1]) / len(shares) * int(ends[-1])  # the same place within that part
             index = self._by_age(streams, length)[places.astype(np.int64)]
         # side="right": an index equal to the end of a stream is the first start of the next one.

@@ -198,9 +198,7 @@ class WorldModel:
         observations, and ContextTooLongError where the limit is reached.
         """
         if world.steps:
-            raise FormatError(
-                "world", f"must have no imagined steps, got {world.steps}; observe from the world before them"
-            )
+            raise FormatError("world", f"must have no imagined steps, got {world.steps}; observe from the world before")
         same_length("actions", actions, world)
         same_length("observations", observations, world)
         steps = [Transition(action, text) for action, text in zip(actions, observations, strict=True)]

@@ -111,8 +111,8 @@ class ImaginedVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], NDArray[Any]
         options: as in `ImaginedTextEnv`, for all their episodes until the next reset.
         """
         self._seed(seed)
+        starts = [self._starts.draw(rng, options or {}) for rng in self._rngs]  # may refuse the options
         self._options = options or {}
-        starts = [self._starts.draw(rng, self._options) for rng in self._rngs]
         self._worlds.begin([start.context for start in starts])
         self._seen = [start.observation for start in starts]
         self._steps[:], self._over[:] = 0, False

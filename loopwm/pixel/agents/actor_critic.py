@@ -155,7 +155,7 @@ class ActorCriticNetwork(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return the heads' input, (B, T, F), and the memory (B, Y) after the last step."""
         encoded = self.encoder(inputs)
-        if self.memory is None:
+        if self.memory is None or not encoded.shape[1]:
             return encoded, memory
         if fresh is None:
             fresh = memory.new_zeros(1, 1, 1).expand(*first.shape, memory.shape[-1])
@@ -275,7 +275,7 @@ class ActorCriticLearner:
         norm = nn.utils.clip_grad_norm_(self.network.parameters(), self.config.clip_norm)
         self.optimizer.step()
         for slow, new in zip(self.slow_critic.parameters(), self.network.critic.parameters(), strict=True):
-            slow.lerp_(new, 1 - self.config.slow_decay)
+            slow.lerp_(new.detach(), 1 - self.config.slow_decay)
         return {"loss": loss.item(), "grad_norm": norm.item()} | diagnostics
 
     def loss(self, data: Experience) -> tuple[Tensor, dict[str, float]]:

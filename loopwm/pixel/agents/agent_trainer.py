@@ -76,6 +76,8 @@ class WorldLearner:
             # Depths are seeded by update and row, so they do not depend on the number of minibatches.
             plan = self.system.plan(seed, self.updates, range(start, stop))
             loss, measured = self.system.loss(batch, plan, seeded(self.device, seed, self.updates, start))
+            if not loss.isfinite():  # before a checkpoint of it takes the place of a good one
+                raise InputError(f"update {self.updates + 1}: loss is {loss.item()}; lower world.learning_rate")
             loss.backward()
             nn.utils.clip_grad_norm_(self.system.parameters(), world.clip_norm)
             self.optimizer.step()

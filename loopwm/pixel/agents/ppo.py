@@ -42,6 +42,8 @@ class PPOConfig:
 
     def __post_init__(self) -> None:
         require_at_least(0, self, *(field.name for field in fields(self)))
+        if self.target_discount >= 1:  # the statistics would keep their start
+            raise ValueError(f"target_discount: must be below 1, got {self.target_discount}")
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from loopwm.pixel.dynamics import as_pixels, require_at_least
+from loopwm.records.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class ActorCritic(nn.Module):
         self.encoder = nn.Sequential(*(_Block(config, *pair) for pair in pairwise(widths)))
         for _ in config.channels:
             height, width = -(-height // 2), -(-width // 2)  # rounded up, as pooling with a padding of 1 does
+        if config.norm == "instance" and height * width == 1:
+            raise InputError("policy.channels: must leave more than one place of a frame to policy.norm=instance")
         encoded = height * width * config.channels[-1]
         self.to_memory = nn.Sequential(
             config.activate(), nn.Linear(encoded, config.memory), nn.LayerNorm(config.memory)

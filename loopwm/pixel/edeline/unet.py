@@ -48,17 +48,17 @@ class UNetConfig:
     """
 
     def __post_init__(self) -> None:
-        if not self.channels or min((*self.channels, *self.blocks, self.stem, self.condition, self.heads)) < 1:
-            raise ValueError(
-                f"channels, blocks, stem, condition, heads: must be at least 1, got channels {self.channels}"
-            )
+        sizes = (*self.channels, *self.blocks, self.stem, self.condition, self.heads)
+        if not self.channels or min(sizes) < 1 or self.condition % 2:
+            raise ValueError("channels, blocks, stem, condition, heads: must be at least 1, condition even")
         if self.memory_map < 0:
             raise ValueError(f"memory_map: must be at least 0, got {self.memory_map}")
         if len(self.channels) != len(self.blocks):
             raise ValueError(f"blocks: must have {len(self.channels)} numbers, one per level, got {self.blocks}")
         for width in self.channels:
-            if width % self.heads:
-                raise ValueError(f"channels: must be divisible by heads ({self.heads}), got {width}")
+            if width % self.heads or width % max(1, width // GROUP):
+                groups = f"heads ({self.heads}) and groups of {GROUP}"
+                raise ValueError(f"channels: must be divisible by {groups}, got {width}")
 
     def check(self, frame_shape: tuple[int, int, int]) -> None:
         """Check that frames can be halved once per level. Raises ValueError if a side is not divisible."""

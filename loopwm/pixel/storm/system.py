@@ -64,9 +64,7 @@ class StormSystem(PixelSystem):
         super().__init__(config, objective, space)
         most = config.groups * math.log(config.classes)
         if objective.free_bits > most:
-            raise InputError(
-                f"objective.free_bits: must be at most {most:.4g} nats (latents), got {objective.free_bits}"
-            )
+            raise InputError(f"objective.free_bits: must be at most {most:.4g} nats, got {objective.free_bits}")
         self.network = Storm(config, space)
         self.width = config.groups * config.classes + config.dim
 

@@ -208,9 +208,7 @@ class Centre:
         """Return the region, bool (L,). Raises ValueError if nothing is left."""
         edge, rows, columns = self.edge, grid[0] - self.bottom_rows, grid[1]
         if min(edge, self.bottom_rows) < 0 or 2 * edge >= min(rows, columns):
-            raise ValueError(
-                f"region: must leave part of the grid {grid}, got edge {edge} and bottom_rows {self.bottom_rows}"
-            )
+            raise ValueError(f"region: must leave part of {grid}, got edge {edge}, bottom_rows {self.bottom_rows}")
         region = torch.zeros(grid, dtype=torch.bool)
         region[edge : rows - edge, edge : columns - edge] = True
         return region.flatten()

@@ -83,7 +83,7 @@ class CopyAttention(nn.Module):
         for norm in (self.q_norm, self.k_norm):
             nn.init.ones_(norm.weight)
         if self.pack is not None and self.unpack is not None:
-            # Orthogonal, with the transpose behind it: the best reconstruction of an embedding before training.
+            # Orthogonal, with the transpose behind it: keeps the embedding's own direction before training.
             nn.init.orthogonal_(self.pack.weight)
             heads = self.unpack.in_features // self.head_dim
             back_1HDE = for_queries(split_heads(self.pack.weight.T[None], self.head_dim), heads)

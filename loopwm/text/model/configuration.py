@@ -120,8 +120,8 @@ class LoopWMConfig(PreTrainedConfig):
             if (value := kwargs.pop(name, default)) != default:
                 raise ValueError(f"{name}: must be {default}, got {value!r}; this switch was removed")
         for name in ("prelude_layers", "block_layers", "coda_layers", "max_loops"):
-            if type(getattr(self, name)) is not int:
-                raise ValueError(f"{name}: must be an integer, got {getattr(self, name)!r}")
+            if type(getattr(self, name)) is not int or getattr(self, name) < 0:
+                raise ValueError(f"{name}: must be an integer of at least 0, got {getattr(self, name)!r}")
         self.auto_map = AUTO_MAP
         self.num_key_value_heads = self.num_key_value_heads or self.num_attention_heads
         self.num_hidden_layers = self.reward_slot + self.reward_attention  # one entry of a cache for each
@@ -148,9 +148,12 @@ class LoopWMConfig(PreTrainedConfig):
             raise ValueError(f"default_depth: must be 1 to max_loops = {self.max_loops}, got {self.default_depth}")
         if not 1 <= self.context_tokens <= CONTEXT_LIMIT:
             raise ValueError(f"context_tokens: must be 1 to {CONTEXT_LIMIT}, got {self.context_tokens}")
-        if self.state_slots < 1 or self.block_layers < 1 or not self.mu_rec > 0:
-            got = f"{self.state_slots}, {self.block_layers}, {self.mu_rec}"
-            raise ValueError(f"state_slots, block_layers, mu_rec: must be at least 1, mu_rec above 0, got {got}")
+        sizes = (self.state_slots, self.block_layers, self.num_key_value_heads or 1, self.mu_rec)
+        if min(sizes[:3]) < 1 or not self.mu_rec > 0:
+            names = "state_slots, block_layers, num_key_value_heads, mu_rec"
+            raise ValueError(f"{names}: must be at least 1, mu_rec above 0, got {', '.join(map(str, sizes))}")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim: must be even for rotary positions, got {self.head_dim}")
         if self.reward_attention and not (self.prediction_heads and self.propagate == "none"):
             raise ValueError("reward_attention: needs prediction_heads, which read it, and propagate: none")
         for name, value, known in (

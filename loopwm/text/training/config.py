@@ -103,9 +103,7 @@ class DataConfig:
                 f"data.trunk_tokens_max: must be trunk_tokens_min to {CONTEXT_LIMIT}, got {self.trunk_tokens_max}"
             )
         if not 1 <= self.max_horizon <= 16 or self.horizon_shares[0] <= 0:  # 17 is that of state queries
-            raise InputError(
-                f"data.horizon_shares: must be 1 to 16, the first above 0, got {list(self.horizon_shares)}"
-            )
+            raise InputError(f"data.horizon_shares: must be 1 to 16, first above 0, got {list(self.horizon_shares)}")
         if not self.regimes:
             raise InputError("data.regimes: must name a context kind, got none")
         require_shares("data.horizon_shares", dict(enumerate(self.horizon_shares, start=1)))

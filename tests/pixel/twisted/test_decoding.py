@@ -200,7 +200,7 @@ def test_a_frame_is_decoded_alone_as_in_a_batch(solver):
         ),
         (
             lambda: Centre(2, 1).region((5, 9)),
-            "region: must leave part of the grid (5, 9), got edge 2 and bottom_rows 1",
+            "region: must leave part of (5, 9), got edge 2, bottom_rows 1",
         ),
         (
             lambda: NoisedTransport((2, 2), 0.1, 0.1, EXACT).sources(torch.ones(1, 9, 3), torch.ones(1, 9).long()),
