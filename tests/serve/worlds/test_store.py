@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -33,6 +34,7 @@ from serve.worlds.store import (
     WorldStore,
     read_log,
 )
+from tests.fixtures.models import random_model
 from tests.serve.http.test_http import check_error, events
 from tests.serve.worlds.test_worlds import GOAL, SEEN, create, step, texts
 
@@ -204,6 +206,14 @@ def test_a_world_does_not_expire_while_it_is_changed():
         clock.now = 15
         assert len(store.of("me")) == 1
     assert store.get(name, "me").id == name
+
+
+def test_worlds_live_as_long_when_the_clock_is_set(monkeypatch):
+    store, now = WorldStore(WorldLimits(ttl=10)), time.time()
+    (name,) = add(store)
+    for shift in (-1000, 1000):
+        monkeypatch.setattr(time, "time", lambda shift=shift: now + shift)
+        assert store.get(name, "me").used == pytest.approx(now, abs=10)
 
 
 def test_worlds_expire_by_their_last_use_after_a_restart(tmp_path):
@@ -490,3 +500,18 @@ def test_step_id_with_other_fields_of_the_reply_is_409(client):
     step(client, name, "wait", step_id="tokens")
     body = {"actions": ["wait"], "max_tokens": 12, "step_id": "tokens", "logprobs": True}
     check_error(client.post(f"/v1/worlds/{name}/step", json=body), 409, "step_id", "tokens")
+
+
+def test_worlds_of_another_checkpoint_go_on_at_a_depth_that_this_one_runs(serving, model, tmp_path, fake_vllm):
+    with serving(model, file=WorldFile(tmp_path / "w")) as client:
+        names = [create(client, depth=depth) for depth in ({"rule": "gate", "tau": 0.5, "limit": 3}, 4, 1)]
+
+    def loops(model: Any, **settings: Any) -> list[int]:
+        with serving(model, file=WorldFile(tmp_path / "w"), **settings) as client:
+            worlds = [step(client, name, "wait", decode="none")["world"] for name in names]
+            return [world["max_loops"] for world in worlds]
+
+    assert loops(random_model(max_loops=3)) == [2, 2, 1]
+    with fake_vllm(model) as fake:
+        assert loops(model, server=fake.url) == [2, 2, 2]
+    assert loops(model) == [3, 4, 1]
