@@ -208,12 +208,15 @@ def test_a_world_does_not_expire_while_it_is_changed():
     assert store.get(name, "me").id == name
 
 
-def test_worlds_live_as_long_when_the_clock_is_set(monkeypatch):
-    store, now = WorldStore(WorldLimits(ttl=10)), time.time()
+def test_worlds_expire_by_a_clock_that_nobody_sets(monkeypatch):
+    store, now, start = WorldStore(WorldLimits(ttl=100)), time.time(), time.monotonic()
     (name,) = add(store)
-    for shift in (-1000, 1000):
-        monkeypatch.setattr(time, "time", lambda shift=shift: now + shift)
-        assert store.get(name, "me").used == pytest.approx(now, abs=10)
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: now + 1000)
+        assert store.get(name, "me").used == pytest.approx(now, abs=50)
+        patch.setattr(time, "monotonic", lambda: start + 1000)
+        with pytest.raises(WorldGoneError, match="100 seconds"):
+            store.get(name, "me")
 
 
 def test_worlds_expire_by_their_last_use_after_a_restart(tmp_path):
