@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -16,6 +17,9 @@ from loopwm.records.files import PACKAGED
 
 if TYPE_CHECKING:
     from loopwm.worlds.http import Client
+
+KEPT = ("LOOPWM_DEPTH", "LOOPWM_DEVICE", "LOOPWM_MEMORY")
+"""Variables whose options the service of a command takes, too."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,16 +38,21 @@ def connected(args: argparse.Namespace) -> Iterator[Client]:
     if args.url is not None:
         yield Client(args.url, key)
         return
+    # Other variables are options of another service: its socket, its keys.
+    own = {name: text for name, text in os.environ.items() if name in KEPT or not name.startswith("LOOPWM_")}
     command = [sys.executable, "-m", "serve", "--model", str(args.model), "--port", "0", "--access-log", "off"]
     # A session of its own, so that Ctrl-C reaches only the command.
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as server:
-        # End by way of `finally`: a signal's own action would leave the service running.
-        ends = (signal.SIGTERM, signal.SIGHUP)
-        handlers = {end: signal.signal(end, lambda number, _: sys.exit(128 + number)) for end in ends}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True, env=own) as server:
+
+        def end(number: int, _: object) -> None:
+            server.terminate()  # a signal's own action would leave it running
+            server.wait()
+            os._exit(128 + number)  # `sys.exit` would wait for a thread that reads standard input
+
+        handlers = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
         try:
             assert server.stdout is not None
-            words = server.stdout.readline().split()
-            if not words:
+            if not (words := server.stdout.readline().split()):
                 raise InputError("the service did not start")
             yield Client(words[-1], key)
         finally:

@@ -7,13 +7,14 @@ import argparse
 from loopwm.records.command import doc_parser, exit_status
 from loopwm.worlds.protocol import WorldError
 from serve.local_service import add_arguments, connected
+from serve.start import port
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = doc_parser("loopwm mcp", __doc__, "example: loopwm mcp --url http://127.0.0.1:8000")
     add_arguments(parser)
     parser.add_argument(
-        "--http", metavar="PORT", type=int, help="serve streamable HTTP on this port of loopback, at /mcp, not stdio"
+        "--http", metavar="PORT", type=port, help="serve streamable HTTP on this port of loopback, at /mcp, not stdio"
     )
     return parser
 

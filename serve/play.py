@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loopwm.records.command import doc_parser
-from loopwm.records.errors import InputError
+from loopwm.records.errors import InputError, naming
 from loopwm.records.files import read_json
 from loopwm.worlds.protocol import WorldError
 from serve.local_service import add_arguments, connected
@@ -60,11 +60,12 @@ class Game:
         self._client = client
         self._write = write
         self._read = read
-        self._recorded = list(zip(start.get("actions", ()), start.get("observations", ()), strict=False))
         body = {name: value for name, value in start.items() if name in FIELDS}
-        if "observations" not in start:  # an exported world: its actions have been imagined
+        if start.get("observations") is None:  # an exported world: its actions have been imagined
             body |= {name: value for name, value in start.items() if name in ("actions", "steps_cut")}
         world = client.call("POST", "worlds", {"model": client.model(), **body})
+        with naming("--world: actions, observations: ", TypeError):
+            self._recorded = list(zip(start.get("actions") or (), start.get("observations") or (), strict=False))
         self._branches, self._current = [Branch(world["id"], list(body.get("actions") or ()))], 0
         for warning in world["warnings"]:
             self._say(f"warning: {warning}")
@@ -114,8 +115,7 @@ class Game:
         if not action:
             raise InputError("observe: must be followed by an action")
         self._say(f"enter the observation; end it with a line of {END_OF_TEXT!r}:")
-        lines = list(iter(self._read, END_OF_TEXT))
-        self._post("observe", {"action": action, "observation": "\n".join(lines)})
+        self._post("observe", {"action": action, "observation": "\n".join(iter(self._read, END_OF_TEXT))})
         branch = self._branch
         branch.actions[branch.real :] = [action]
         branch.real += 1
@@ -125,8 +125,7 @@ class Game:
         candidates = [_actions(candidate) for candidate in text.split("|")]
         reply = self._post("plan", {"candidates": candidates})
         for i, (actions, candidate) in enumerate(zip(candidates, reply["candidates"], strict=True)):
-            mark = "*" if i == reply["best"] else " "
-            self._say(f"{mark} {candidate['score']:8.2f}  {'; '.join(actions)}")
+            self._say(f"{'*' if i == reply['best'] else ' '} {candidate['score']:8.2f}  {'; '.join(actions)}")
         self._say(reply["observation"])
 
     def _truth(self) -> None:
@@ -210,8 +209,7 @@ def play(game: Game) -> None:
 
 def _start(args: argparse.Namespace) -> Json:
     if args.world is not None:
-        start = read_json(args.world)
-        if not isinstance(start, dict):
+        if not isinstance(start := read_json(args.world), dict):
             raise InputError(f"--world: {args.world} must contain a JSON object")
         return start
     examples = _examples()

@@ -59,7 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--memory", type=Path, nargs="+", default=[], metavar="EPISODES", help=MEMORY_HELP)
     parser.add_argument("--name", nargs="+", help=f"model names for clients; default: the folder's name, or {SHIPPED}")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    parser.add_argument("--port", type=_port, default=8000, help="0 for a free one")
+    parser.add_argument("--port", type=port, default=8000, help="0 for a free one")
     parser.add_argument("--uds", type=Path, metavar="FILE", help="Unix socket to listen on, in place of host and port")
     parser.add_argument("--root-path", type=_prefix, default="", metavar="PATH", help="where a proxy shows the service")
     parser.add_argument("--cors-origins", nargs="+", default=[], metavar="ORIGIN", help=ORIGINS_HELP)
@@ -71,7 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--grace", type=_seconds, default=10.0, help="seconds to finish running requests")
     parser.add_argument("--drain-seconds", type=_seconds, default=0.0, help=DRAIN_HELP)
     parser.add_argument("--trusted-proxies", nargs="+", default=[], metavar="ADDRESS", help=PROXIES_HELP)
-    parser.add_argument("--world-ttl", type=float, default=worlds.ttl, help="seconds until an unused world expires")
+    parser.add_argument("--world-ttl", type=_seconds, default=worlds.ttl, help="seconds until an unused world expires")
     parser.add_argument("--worlds-file", type=Path, metavar="FILE", help="SQLite file that keeps worlds over restarts")
     parser.add_argument("--max-worlds", type=positive, default=worlds.max_worlds, help="most worlds per key")
     parser.add_argument("--cache-bytes", type=positive, default=limits.cache_bytes, help="memory budget of KV caches")
@@ -80,7 +80,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _port(text: str) -> int:
+def port(text: str) -> int:
     if not text.isdigit() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"must be a port, 0 to 65535, got {text!r}")
     return int(text)

@@ -14,9 +14,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
+from threading import Lock
 
 import bm25s
 import numpy as np
@@ -76,8 +77,7 @@ def read_train_episodes(paths: Iterable[Path]) -> Iterator[TrainEpisode]:
             steps = [((step.action or "").strip(), step.observation.strip()) for step in episode.steps]
             if not all(action for action, _ in steps[1:]):
                 raise InputError(f"{path}: line {line}: action: must not be empty")
-            number = int(episode_hash(episode), 16)
-            yield TrainEpisode(episode.env, episode.policy, episode.goal, tuple(steps), number)
+            yield TrainEpisode(episode.env, episode.policy, episode.goal, tuple(steps), int(episode_hash(episode), 16))
 
 
 def episodes_sha256(episodes: Iterable[TrainEpisode]) -> str:
@@ -159,6 +159,7 @@ class Memory:
     def __init__(self, episodes: Sequence[TrainEpisode]) -> None:
         self._episodes = episodes
         self._index = cache(lambda horizon: Index(self._episodes, horizon))
+        self._building = Lock()
         self._lasting, self._opposites = _lasting_verbs(episodes), _opposite_actions(episodes)
 
     @classmethod
@@ -199,7 +200,8 @@ class Memory:
             return earlier[-1]
         if (again := _seen_before(question)) is not None:
             return again
-        index: Index = self._index(len(actions))
+        with self._building:  # two questions at once would both build it
+            index: Index = self._index(len(actions))
         numbers = index.of_verb(actions[-1])
         if not numbers.size:
             return None
@@ -290,7 +292,7 @@ def describe(goal: str, steps: Steps, actions: Sequence[str]) -> list[str]:
     return terms + _words("goal", goal)
 
 
-@cache
+@lru_cache(1 << 16)
 def _words(mark: str, text: str) -> list[str]:
     """Return the distinct words, prefixed. Cached: every observation is part of many documents."""
     return [sys.intern(f"{mark}:{word}") for word in sorted(set(_WORD.findall(text.lower())))]

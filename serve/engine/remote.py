@@ -193,6 +193,7 @@ class RemoteEngine(Engine):
                 if request.dropped:
                     return
                 request.deliver(event)
+        request.fail(EngineStoppedError(f"{self._url} ended an answer early"))  # after its end nobody reads on
 
     def _events(self, choice: Json, top: int) -> Iterator[Event]:
         """Yield the events of a chunk's tokens."""
@@ -224,8 +225,7 @@ class RemoteEngine(Engine):
         try:
             async with client.stream("GET" if body is None else "POST", path, json=body) as response:
                 async for line in response.aiter_lines():
-                    text = line.removeprefix("data: ")
-                    if not text or text == "[DONE]":
+                    if (text := line.removeprefix("data: ")) in ("", "[DONE]"):
                         continue
                     if response.is_error or text.startswith('{"error"'):
                         lost = EngineStoppedError if response.status_code in GONE else RemoteEngineError

@@ -39,7 +39,7 @@ async def list_models(service: Serving) -> dict[str, Any]:
     return {"object": "list", "data": [_model_object(service, name) for name in service.card.names]}
 
 
-@router.get("/v1/models/{name}", response_model=ModelInfo)
+@router.get("/v1/models/{name:path}", response_model=ModelInfo)
 async def show_model(name: str, service: Serving) -> dict[str, Any]:
     service.check_model(name)
     return _model_object(service, name)
@@ -80,9 +80,8 @@ async def responses(body: ResponseBody, service: Serving, ctx: Admitted) -> Resp
 
 
 def _model_object(service: Service, name: str) -> dict[str, Any]:
-    card = service.card
-    model = {"id": name, "object": "model", "created": card.created, "owned_by": "loopwm"}
-    return {**model, "max_model_len": card.max_length}
+    model = {"id": name, "object": "model", "created": service.card.created, "owned_by": "loopwm"}
+    return {**model, "max_model_len": service.card.max_length}
 
 
 async def _scored(body: CompletionBody, service: Service, ctx: RequestContext) -> Response:
@@ -110,7 +109,7 @@ def _start(service: Service, ctx: RequestContext, prompts: Sequence[Prompt], bod
 
 
 @router.post("/tokenize", response_model=Tokens)
-async def tokenize(body: TokenizeBody, service: Serving) -> dict[str, Any]:
+async def tokenize(body: TokenizeBody, service: Serving, ctx: Admitted) -> dict[str, Any]:
     service.check_model(body.model)
     ids = list((await asyncio.to_thread(lambda: _read_text(body, service))).ids)
     texts = service.single_texts(ids) if body.return_token_strs else None
@@ -118,7 +117,7 @@ async def tokenize(body: TokenizeBody, service: Serving) -> dict[str, Any]:
 
 
 @router.post("/detokenize", response_model=Detokenized)
-async def detokenize(body: DetokenizeBody, service: Serving) -> dict[str, str]:
+async def detokenize(body: DetokenizeBody, service: Serving, ctx: Admitted) -> dict[str, str]:
     service.check_model(body.model)
     service.prompts.check_ids("tokens", body.tokens)
     return {"prompt": service.decode(body.tokens)}

@@ -190,9 +190,8 @@ Worlds = Annotated[Sessions, Depends(_sessions)]
 async def create(body: WorldBody, worlds: Worlds, ctx: Admitted) -> Json:
     """Create a world from a goal, an observation and, optionally, later steps."""
     worlds.service.check_model(body.model)
-    depth = depth_of(body.depth)
     context = await asyncio.to_thread(body.context)
-    session = await worlds.create(ctx, context, depth, body.actions or (), body.steps_cut or 0)
+    session = await worlds.create(ctx, context, depth_of(body.depth), body.actions or (), body.steps_cut or 0)
     return _world(session, worlds)
 
 
@@ -202,7 +201,8 @@ async def list_worlds(
 ) -> Json:
     """List the key's worlds by id, those after the id `after`."""
     sessions = worlds.store.of(owner, after)
-    return {**_list(sessions[:limit], worlds), "has_more": len(sessions) > limit}
+    page = await asyncio.to_thread(_list, sessions[:limit], worlds)  # it may tokenize every text
+    return {**page, "has_more": len(sessions) > limit}
 
 
 @router.get("/v1/worlds/{name}", response_model=schemas.WorldInfo)
@@ -261,12 +261,12 @@ def _check(imagined: Imagined, observation: str) -> Json:
 
 
 def _lines_beyond(text: str, other: str) -> list[str]:
-    """Return the lines of a text that the other one lacks, or has less often."""
-    left, beyond = Counter(other.splitlines()), []
+    """Return the lines of a text that the other one lacks, or has less often. White space does not count."""
+    left, beyond = Counter(" ".join(line.split()) for line in other.splitlines()), []
     for line in text.splitlines():
-        if not left[line]:
+        left[words := " ".join(line.split())] -= 1
+        if words and left[words] < 0:
             beyond.append(line)
-        left[line] -= left[line] > 0
     return beyond
 
 
@@ -279,9 +279,8 @@ async def fork(name: str, worlds: Worlds, ctx: Admitted, body: ForkBody | None =
 @router.post("/v1/worlds/{name}/plan", response_model=schemas.PlanResult)
 async def plan(name: str, body: PlanBody, worlds: Worlds, ctx: Admitted) -> Json:
     """Score candidate action sequences and decode the observation after the best one. The world does not change."""
-    decode = body.decode is None or body.decode
     most = body.max_tokens or DEFAULT_MAX_TOKENS
-    candidates, best, observation = await worlds.plan(ctx, name, body.candidates, decode, most)
+    candidates, best, observation = await worlds.plan(ctx, name, body.candidates, body.decode is not False, most)
     scores = [{"score": one.score, "rewards": one.rewards, "continuations": one.continuations} for one in candidates]
     return {"id": name, "object": "world.plan", "candidates": scores, "best": best, "observation": observation}
 
@@ -403,8 +402,7 @@ def _tokens(delta: TextDelta) -> list[Json]:
 
 def _usage(steps: Sequence[Imagined]) -> Json:
     """Return decoded tokens, and mean loops of transitions and of decoded tokens with their ends."""
-    advance = [imagined.step.loops for imagined in steps]
     decode = [loops for imagined in steps for loops in imagined.loops]
     tokens = sum(len(delta.tokens) for imagined in steps for delta in imagined.deltas)
-    means = {"advance": mean(advance), "decode": mean(decode) if decode else None}
+    means = {"advance": mean(imagined.step.loops for imagined in steps), "decode": mean(decode) if decode else None}
     return {"completion_tokens": tokens, "loops": means}

@@ -93,7 +93,7 @@ def _pressed() -> list[str]:
     """Return the keys that were pressed; wait for one. At the end of input it is Ctrl-D."""
     names = {"\x1b[A": "UP", "\x1b[B": "DOWN", "\x1b[C": "RIGHT", "\x1b[D": "LEFT"}
     text = os.read(sys.stdin.fileno(), 1024).decode(errors="ignore") or "\x04"
-    return [names.get(key, key) for key in re.findall(r"\x1b\[[A-D]|.", text, re.DOTALL)]
+    return [names.get(key, key) for key in re.findall(r"\x1b[\[O]+[\d;]*[A-Za-z~]|.", text, re.DOTALL)]
 
 
 @contextlib.contextmanager

@@ -188,6 +188,11 @@ class Sessions:
         self._foreign = lru_cache(1024)(model.is_foreign)  # every reply about a world needs it
         self._text = lru_cache(1024)(lambda context: as_text(model.context_ids(context)))  # every step drafts from it
         (self._obs,) = special_ids(model.tokenizer, (template.OBS,))
+        for session in store:  # one of the file may be of another checkpoint or engine
+            try:
+                service.engine.check_depth(session.log.depth)
+            except (ValueError, NotImplementedError):
+                session.log = replace(session.log, depth=service.card.depth)
 
     def is_foreign(self, context: Context) -> bool:
         """Return True if a context is worded unlike every training episode (`WorldModel.is_foreign`)."""
@@ -231,8 +236,7 @@ class Sessions:
         render: Callable[[Session, Sequence[Imagined]], Json],
     ) -> Json:
         """Imagine actions, all of them or none, and return the reply."""
-        saved = await self.saved_reply(ctx, name, request)
-        if saved is not None:
+        if (saved := await self.saved_reply(ctx, name, request)) is not None:
             return saved
         pending = await self.begin_step(ctx, name, request)
         with pending.lock:
@@ -335,9 +339,8 @@ class Sessions:
         rows = min(len(candidates), 1 + self.service.engine.limits.max_num_batched_tokens // min(sizes.values()))
         longest = max(sum(sizes[action] for action in actions) for actions in candidates)
         self._check_length("candidates", world.length + longest)
-        held = 2 * rows * (SLACK + longest)
         work = explore(self._model, world, paths, sizes)
-        outcomes = await self.service.work(ctx, work, held, world.depth.limit)
+        outcomes = await self.service.work(ctx, work, 2 * rows * (SLACK + longest), world.depth.limit)
         ends = [[outcomes[tuple(one[:end])] for end in range(1, len(one) + 1)] for one in candidates]
         scores = [Candidate(*zip(*outcome, strict=True)) for outcome in ends]
         best = max(range(len(scores)), key=lambda i: scores[i].score)
@@ -368,8 +371,7 @@ class Sessions:
         ((action, size),) = (await self._sizes(field, request.actions)).items()
         self._check_length(field, world.length + size)
         self.service.charge(ctx, size)
-        work = advance(self._model, world, [action])
-        (step,) = await self.service.work(ctx, work, size + SLACK, world.depth.limit)
+        (step,) = await self.service.work(ctx, advance(self._model, world, [action]), size + SLACK, world.depth.limit)
         if request.decode == "none":
             return Imagined(step)
         stream = self._stream(ctx, step.world, request, 0, await self._hints(log, [action]))
@@ -377,8 +379,7 @@ class Sessions:
 
     async def _world(self, ctx: RequestContext, session: Session) -> Any:
         """Return the session's world, rebuilt if it was evicted."""
-        cached = self._cached_world(session)
-        if cached is None:
+        if (cached := self._cached_world(session)) is None:
             log = session.log
             cached = CachedWorld(log, (await self._build(ctx, log)).world)
             self._cache.put(session.id, cached)
@@ -435,13 +436,11 @@ class Sessions:
 
     def _stream(self, ctx: RequestContext, world: Any, request: StepRequest, index: int, hints: _Hints) -> TextStream:
         """Start decoding the observation of a world. Raises ContextTooLongError if there is no room for one."""
-        start = self._model.before_decoding(world)
         room = self.service.card.max_length - world.length - 1
         if room < 1:
             raise ContextTooLongError("actions", f"leave no room to decode in {self.service.card.max_length} tokens")
         params = request.params(index, room)
-        observation = Request(
-            (self._obs,), params, world.depth, start, context=hints.context, memory_text=hints.memory_text
-        )
+        start = self._model.before_decoding(world)
+        observation = Request((self._obs,), params, world.depth, start, **hints._asdict())
         (stream,) = self.service.streams(ctx, [observation])
         return stream

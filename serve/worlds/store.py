@@ -10,7 +10,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 from loopwm.core.exit_rules import ExitRule, name_of, read_rule
@@ -52,11 +51,9 @@ class WorldLog:
 
     def json(self) -> Json:
         """Return the fields of a request that creates the world."""
-        context = asdict(self.context)
         rule = {"rule": name_of(self.depth), **vars(self.depth)}
         depth = self.depth.limit if rule["rule"] == "fixed" else rule
-        fields = {**context, "history": list(context["history"]), "depth": depth, "actions": list(self.actions)}
-        return {**fields, "steps_cut": self.steps_cut}
+        return {**asdict(self.context), "depth": depth, "actions": self.actions, "steps_cut": self.steps_cut}
 
 
 def read_log(fields: Mapping[str, Any]) -> WorldLog:
@@ -133,9 +130,6 @@ class Session:
         return Change(self.id, {"actions": actions, "tokens": self.tokens, "used": self.used}, self.answer)
 
 
-_id = attrgetter("id")
-
-
 def _size(log: WorldLog, answer: Answer | None) -> int:
     """Return the bytes of stored text."""
     return log.size + sum(map(len, answer or ()))
@@ -147,8 +141,7 @@ def _load(file: WorldFile) -> dict[str, Session]:
         if "log" in fields:
             sessions[name] = Session(name, fields["owner"], read_log(fields["log"]), 0, fields["created"], 0.0)
         session = sessions[name]
-        if "actions" in fields:
-            session.log = session.log.with_actions(fields["actions"])
+        session.log = session.log.with_actions(fields.get("actions", ()))
         session.tokens, session.used = fields["tokens"], fields["used"]
         session.answer = None if answered is None else Answer(*answered)
     return sessions
@@ -160,14 +153,15 @@ class WorldStore:
     def __init__(
         self,
         limits: WorldLimits,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
         file: WorldFile | None = None,
         rate_limiter: RateLimiter | None = None,
     ) -> None:
-        """Load the sessions of the file. clock: seconds since 1970. rate_limiter: quotas of keys."""
+        """Load the sessions of the file. clock: seconds since 1970, never set. rate_limiter: quotas of keys."""
         self.limits = limits
         self._rate_limiter = rate_limiter or RateLimiter()
-        self._clock = clock
+        start = time.time() - time.monotonic()
+        self._clock = clock or (lambda: start + time.monotonic())
         self._file = file
         self.failing = False
         saved = sorted(() if file is None else _load(file).values(), key=lambda session: session.used)
@@ -184,6 +178,9 @@ class WorldStore:
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self._sessions.values())
 
     def check_room(self, owner: str, count: int = 1, size: int = 0) -> None:
         """Check the quotas for `count` new worlds of `size` bytes in total.
@@ -213,9 +210,8 @@ class WorldStore:
     def add(self, owner: str, log: WorldLog, tokens: int, count: int = 1) -> list[Session]:
         """Create sessions of one log. Raises TooManyWorldsError, TooMuchTextError or StorageError."""
         self.check_room(owner, count, count * log.size)
-        now = self._clock()
         created = [
-            Session(f"world-{secrets.token_urlsafe(18)}", owner, log, tokens, int(time.time()), now)
+            Session(f"world-{secrets.token_urlsafe(18)}", owner, log, tokens, int(time.time()), self._clock())
             for _ in range(count)
         ]
         self.write([session.whole() for session in created])
@@ -239,7 +235,8 @@ class WorldStore:
     def of(self, owner: str, after: str = "") -> list[Session]:
         """Return the sessions of an owner whose ids follow `after`, by id: use does not change their order."""
         self._expire()
-        return sorted((one for one in self._sessions.values() if one.owner == owner and one.id > after), key=_id)
+        own = (session for session in self if session.owner == owner and session.id > after)
+        return sorted(own, key=lambda session: session.id)
 
     @contextmanager
     def changing(self, name: str, owner: str, step_id: str | None = None) -> Iterator[Session]:
@@ -260,10 +257,8 @@ class WorldStore:
         """Replace a session's log, in the file, too. Raises TooMuchTextError or StorageError; nothing changes then."""
         self.check_growth(session, log, answer)
         added = log.actions[len(session.log.actions) :]
-        if log == session.log.with_actions(added):
-            change = replace(session, tokens=tokens, answer=answer).changed(added)
-        else:
-            change = replace(session, log=log, tokens=tokens, answer=answer).whole()
+        after = replace(session, log=log, tokens=tokens, answer=answer)
+        change = after.changed(added) if log == session.log.with_actions(added) else after.whole()
         if session.id in self._sessions:  # it may have been deleted in the meantime
             self.write([change])
             self._bytes[session.owner] += _size(log, answer) - _size(session.log, session.answer)
@@ -287,9 +282,8 @@ class WorldStore:
     def close(self) -> None:
         """Write when worlds were last used, then close the file."""
         if self._file is not None:
-            used = [session.changed() for session in self._sessions.values() if session.id in self._unwritten]
             with suppress(StorageError):  # they expire earlier
-                self.write(used)
+                self.write([session.changed() for session in self if session.id in self._unwritten])
             self._file.close()
 
     def _touch(self, session: Session) -> None:

@@ -114,10 +114,11 @@ def test_keys_that_can_not_be_read_are_one_line(capsys, checkpoint, tmp_path):
     assert f"{keys}, line 3" in refusal(capsys, "--model", str(checkpoint), "--api-keys", str(keys))
 
 
+@pytest.mark.parametrize("option", ["--grace", "--world-ttl"])
 @pytest.mark.parametrize("seconds", ["nan", "inf", "-1", "soon"])
-def test_a_time_to_end_that_is_none_is_one_line(capsys, seconds):
+def test_a_time_that_is_none_is_one_line(capsys, option, seconds):
     with pytest.raises(SystemExit):
-        build_parser().parse_args([f"--grace={seconds}"])
+        build_parser().parse_args([f"{option}={seconds}"])
     assert f"must be seconds, at least 0, got {seconds!r}" in capsys.readouterr().err
 
 

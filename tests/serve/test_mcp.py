@@ -150,3 +150,9 @@ def test_an_agent_starts_the_command_itself(worlds_client, library):
 def test_a_service_that_is_down_is_named(capsys):
     assert main(["mcp", "--url", "http://127.0.0.1:9"]) == 2
     assert capsys.readouterr().err.startswith("error: http://127.0.0.1:9 does not answer")
+
+
+def test_a_port_that_is_none_is_one_line(capsys):
+    with pytest.raises(SystemExit):
+        main(["mcp", "--http", "99999"])
+    assert capsys.readouterr().err == "error: argument --http: must be a port, 0 to 65535, got '99999'\n"

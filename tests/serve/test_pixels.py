@@ -219,6 +219,18 @@ def test_arrows_are_the_directions_of_the_game(game):
     assert minatar.command("LEFT") is None
 
 
+@pytest.mark.parametrize(
+    ("typed", "commands"), [(b"\x1b[3~\x1b[H\x1bOP\x1b[15~\x1b[1;5C\x1b[[A0\x1b[C", 2), (b"0\x1b", 1), (b"\x1b", 0)]
+)
+def test_keys_without_a_meaning_do_nothing_and_escape_quits(game, monkeypatch, typed, commands):
+    ours, theirs = os.pipe()
+    os.write(theirs, typed)
+    os.close(theirs)
+    with os.fdopen(ours) as terminal:
+        monkeypatch.setattr("sys.stdin", terminal)
+        assert len(list(Keyboard(game._world.space).typed(15))) == commands
+
+
 def test_letters_are_actions_where_there_are_enough():
     keyboard = Keyboard(FrameSpace("crafter", "", (63, 63, 3), 17))
     back, *others = keyboard.script("B b\ng")

@@ -179,7 +179,9 @@ def test_the_terminal_starts_from_the_pages_examples(capsys):
     assert all(example["name"] in told for example in json.loads(EXAMPLES.read_text()))
 
 
-def test_a_service_of_its_own_logs_no_accesses(checkpoint, capfd):
+def test_a_service_of_its_own_logs_no_accesses_and_has_its_own_options(checkpoint, capfd, monkeypatch, tmp_path):
+    monkeypatch.setenv("LOOPWM_UDS", str(tmp_path / "socket"))
+    monkeypatch.setenv("LOOPWM_DEPTH", "1")
     with connected(argparse.Namespace(url=None, model=checkpoint, api_key_file=None)) as client:
         assert client.model()
     assert "/v1/models" not in capfd.readouterr().err
@@ -207,3 +209,22 @@ def test_a_service_of_its_own_ends_with_the_command(checkpoint, number):
         played.send_signal(number)
         assert played.wait() == 128 + number
     assert not Path(f"/proc/{server}").exists(), "it is waited for"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"actions": None, "observations": None}, ""),
+        ({"actions": 5}, "actions: must be a list"),
+        ({"actions": 5, "observations": ["It is open."]}, "--world: actions, observations: "),
+    ],
+)
+def test_actions_of_a_file_are_lists_or_one_line(worlds_client, capsys, monkeypatch, tmp_path, fields, message):
+    monkeypatch.setattr("builtins.input", lambda _="": "quit")
+    path = tmp_path / "world.json"
+    path.write_text(json.dumps({"goal": "g", "observation": "o", **fields}))
+    assert main(["play", "--url", str(worlds_client.base_url), "--world", str(path)]) == (2 if message else 0)
+    told = capsys.readouterr().err
+    errors = [line for line in told.splitlines() if not line.startswith("warning")]
+    assert len(errors) == bool(message)
+    assert message in told

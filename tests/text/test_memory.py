@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
+from threading import Barrier, BrokenBarrierError
 
 import pytest
 
@@ -37,6 +40,22 @@ def test_the_most_similar_step_of_the_verb_answers_in_the_words_of_the_action(me
     assert memory.recall(KITCHEN, ["sing"]) is None
     assert memory.recall(KITCHEN, []) is None
     assert memory.recall(KITCHEN, ["wait"] * (MOST_ACTIONS + 1)) is None
+
+
+def test_questions_at_once_build_one_index(memory, monkeypatch):
+    both, built = Barrier(2), []
+
+    def build(*arguments):
+        built.append(arguments)
+        with contextlib.suppress(BrokenBarrierError):
+            both.wait(0.2)  # another one that builds
+        return Index(*arguments)
+
+    monkeypatch.setattr("loopwm.text.memory.Index", build)
+    with ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(lambda _: memory.recall(KITCHEN, ["take blue pan"]), range(2)))
+    assert answers == ["You take the blue pan."] * 2
+    assert len(built) == 1
 
 
 def after(*steps: tuple[str, str]) -> Context:

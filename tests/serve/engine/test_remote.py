@@ -17,6 +17,7 @@ from serve.limits import Limits
 from serve.run import connect
 from serve.start import main
 from serve.worlds.steps import PrefixModel
+from tests.fixtures import vllm
 from tests.fixtures.models import random_model
 from tests.fixtures.service import Serving, assert_alike
 from tests.fixtures.vllm import FakeServer, FakeVllm
@@ -173,6 +174,28 @@ def test_remote_restarted_with_another_model_is_502(serving, library, fake_vllm,
         assert step(client, world).status_code == 200
         fake.name = "renamed"
         assert step(client, world).status_code == 200
+
+
+ABORTED = {"index": 0, "text": "", "logprobs": None, "finish_reason": "abort", "token_ids": []}
+
+
+@pytest.mark.parametrize("rest", [[], [f"data: {json.dumps({'choices': [ABORTED]})}\n\n", "data: [DONE]\n\n"]])
+def test_remote_answer_that_ends_early_is_503_and_changes_no_world(remote, monkeypatch, rest):
+    chunks = vllm._chunks
+
+    async def early(*arguments):
+        yield await anext(chunks(*arguments))
+        for line in rest:
+            yield line
+
+    world = world_of(remote)
+    with monkeypatch.context() as patch:
+        patch.setattr(vllm, "_chunks", early)
+        body = {"actions": "wait", "max_tokens": TOKENS}
+        refused = remote.post(f"/v1/worlds/{world}/step", json=body, timeout=20)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
+    assert "ended an answer early" in refused.json()["error"]["message"]
+    assert step(remote, world).json()["world"]["imagined_steps"] == 1
 
 
 def other_model():

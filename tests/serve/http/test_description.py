@@ -24,7 +24,7 @@ def answer_of(method: str, path: str) -> Any:
     """The model that a route says it answers with."""
     for router in (openai.router, worlds.router):
         for route in router.routes:
-            if isinstance(route, APIRoute) and route.path == path and method in route.methods:
+            if isinstance(route, APIRoute) and route.path_format == path and method in route.methods:
                 return route.response_model or route.responses[200]["model"]
     return {"/health": Health, "/version": Version}[path]
 

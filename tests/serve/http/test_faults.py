@@ -262,9 +262,14 @@ def test_key_with_concurrent_limit_gets_429_beyond_it(serving, tiny_model):
         with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as running:
             lines = running.iter_lines()  # dropping the iterator would close the stream
             next(lines)
-            refused = client.post("/v1/completions", json=body)
-            check_error(refused, 429, None, "1 requests")
-            assert refused.json()["error"]["type"] == "concurrent"
+            for path, other in (
+                ("/v1/completions", body),
+                ("/tokenize", {"prompt": "x"}),
+                ("/detokenize", {"tokens": []}),
+            ):
+                refused = client.post(path, json=other)
+                check_error(refused, 429, None, "1 requests")
+                assert refused.json()["error"]["type"] == "concurrent"
             assert int(refused.headers["Retry-After"]) >= 1
         assert wait_until(lambda: client.post("/v1/completions", json={**body, "max_tokens": 2}).status_code == 200)
 

@@ -37,12 +37,13 @@ def text_of(client, **fields: Any) -> str:
 
 
 def test_a_model_of_several_names_answers_to_all_by_the_first(serving, tiny_model):
-    with serving(tiny_model, names=("one", "two")) as client:
-        assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["one", "two"]
-        assert client.get("/v1/models/two").json()["id"] == "two"
-        answer = client.post("/v1/completions", json={"model": "two", "prompt": "boil", "max_tokens": 2})
+    with serving(tiny_model, names=("one", "lab/two")) as client:
+        assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["one", "lab/two"]
+        for path in ("lab/two", "lab%2Ftwo"):
+            assert client.get(f"/v1/models/{path}").json()["id"] == "lab/two"
+        answer = client.post("/v1/completions", json={"model": "lab/two", "prompt": "boil", "max_tokens": 2})
         assert answer.json()["model"] == "one"
-        check_error(client.get("/v1/models/gpt"), 404, "model", "this service has 'one', 'two'")
+        check_error(client.get("/v1/models/gpt"), 404, "model", "this service has 'one', 'lab/two'")
 
 
 def test_models_and_health(client):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -33,6 +34,7 @@ from serve.worlds.store import (
     WorldStore,
     read_log,
 )
+from tests.fixtures.models import random_model
 from tests.serve.http.test_http import check_error, events
 from tests.serve.worlds.test_worlds import GOAL, SEEN, create, step, texts
 
@@ -204,6 +206,17 @@ def test_a_world_does_not_expire_while_it_is_changed():
         clock.now = 15
         assert len(store.of("me")) == 1
     assert store.get(name, "me").id == name
+
+
+def test_worlds_expire_by_a_clock_that_nobody_sets(monkeypatch):
+    store, now, start = WorldStore(WorldLimits(ttl=100)), time.time(), time.monotonic()
+    (name,) = add(store)
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: now + 1000)
+        assert store.get(name, "me").used == pytest.approx(now, abs=50)
+        patch.setattr(time, "monotonic", lambda: start + 1000)
+        with pytest.raises(WorldGoneError, match="100 seconds"):
+            store.get(name, "me")
 
 
 def test_worlds_expire_by_their_last_use_after_a_restart(tmp_path):
@@ -490,3 +503,18 @@ def test_step_id_with_other_fields_of_the_reply_is_409(client):
     step(client, name, "wait", step_id="tokens")
     body = {"actions": ["wait"], "max_tokens": 12, "step_id": "tokens", "logprobs": True}
     check_error(client.post(f"/v1/worlds/{name}/step", json=body), 409, "step_id", "tokens")
+
+
+def test_worlds_of_another_checkpoint_go_on_at_a_depth_that_this_one_runs(serving, model, tmp_path, fake_vllm):
+    with serving(model, file=WorldFile(tmp_path / "w")) as client:
+        names = [create(client, depth=depth) for depth in ({"rule": "gate", "tau": 0.5, "limit": 3}, 4, 1)]
+
+    def loops(model: Any, **settings: Any) -> list[int]:
+        with serving(model, file=WorldFile(tmp_path / "w"), **settings) as client:
+            worlds = [step(client, name, "wait", decode="none")["world"] for name in names]
+            return [world["max_loops"] for world in worlds]
+
+    assert loops(random_model(max_loops=3)) == [2, 2, 1]
+    with fake_vllm(model) as fake:
+        assert loops(model, server=fake.url) == [2, 2, 2]
+    assert loops(model) == [3, 4, 1]

@@ -518,3 +518,19 @@ def test_space_around_a_text_is_not_kept(client):
 def test_checked_lines_are_compared_however_often_and_wherever_they_stand():
     assert _lines_beyond("a\nb\na\nc", "c\na\nd") == ["b", "a"]
     assert _lines_beyond("", "a") == []
+
+
+def test_checked_lines_differ_by_more_than_white_space():
+    assert _lines_beyond("a  pot\n\n\ta stove\nb", "a pot\na stove \nc") == ["b"]
+
+
+def test_list_tokenizes_texts_beside_the_event_loop(client, monkeypatch):
+    def blocks(*_: Any) -> bool:
+        with contextlib.suppress(RuntimeError):
+            return asyncio.get_running_loop().is_running()
+        return False
+
+    name = create(client)
+    monkeypatch.setattr(Sessions, "is_foreign", blocks)
+    assert client.get(f"/v1/worlds/{name}").json()["warnings"]
+    assert [world["warnings"] for world in client.get("/v1/worlds").json()["data"] if world["warnings"]] == []
