@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import random
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from loopwm.core.block import AttentionInputs, causal_attention, prefix_attention, rotary_angles
 from loopwm.core.exit_rules import Fixed
-from loopwm.core.kv_cache import KVCache, RaggedBatch
+from loopwm.core.kv_cache import KVCache, RaggedBatch, allocated_bytes
 from tests.core.cores import CONFIG, THETA, random_core, random_input
 from tests.fixtures.trace import Trace
 
@@ -65,6 +66,21 @@ def test_reserved_columns_are_allocated_once_and_hold_the_same():
     assert len(set(map(id, buffers))) == 2
     for state in (reserved, late):
         assert keys(state).flatten().tolist() == list(map(float, range(300)))
+
+
+def test_moved_rows_count_all_that_their_views_keep():
+    before = allocated_bytes()
+    state = KVCache(2, torch.device("cpu"))
+    state.extend(torch.arange(4000)[None] >= torch.tensor([0, 3990])[:, None])
+    state.update(torch.zeros(2, 1, 4000, 8), torch.zeros(2, 1, 4000, 8), 0)
+    moved = state.move([1])
+    del state
+    kept = moved._buffers[0].data.untyped_storage().nbytes()
+    assert kept > 10 * moved._buffers[0].data.nbytes
+    assert allocated_bytes() - before >= kept
+    del moved
+    gc.collect()
+    assert allocated_bytes() == before
 
 
 def test_gradients_flow_through_a_state():

@@ -199,6 +199,7 @@ def test_shares_are_of_parts_by_age_whatever_the_streams() -> None:
     found = np.bincount(drawn, minlength=8) / 8000
     assert np.allclose(found, np.repeat(shares, 2) / 2, atol=0.02)
     assert np.allclose(np.bincount(replay.sample(8000, 1, rng).reward[:, 0].astype(int)) / 8000, 1 / 8, atol=0.02)
+    replay.sample(1, 1, rng, (0.333333, 0.333333, 0.333333))  # rounded, as a configuration has them
     replay.add(make_episode(8, 1))
     assert 8 in replay.sample(1000, 1, rng, shares).reward
 

@@ -55,6 +55,10 @@ def test_environments_are_what_each_is_alone_and_begin_anew_by_themselves(envs, 
     assert list(infos["task"]) == ["boil"] * 3
     with pytest.raises(ValueError, match=r"actions\[1\]"):
         envs.step(["wait", " ", "wait"])
+    with pytest.raises(ValueError, match=r"no start of 'nope'"):
+        envs.reset(options={"task": "nope"})
+    infos = [envs.step(["wait"] * 3)[-1] for _ in range(3)][-1]  # the third begins anew, with the options before
+    assert list(infos["task"]) == ["boil"] * 3
     envs.close()
 
 

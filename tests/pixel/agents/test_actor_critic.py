@@ -168,6 +168,7 @@ def test_the_slow_critic_regularises_and_does_not_bootstrap() -> None:
     made.update(data)
     for old, slow, new in zip(start, made.slow_critic.parameters(), made.network.critic.parameters(), strict=True):
         assert torch.allclose(slow, 0.98 * old + 0.02 * new, atol=1e-6)
+        assert not slow.requires_grad  # else every update adds to a graph
 
 
 def test_gradients_reach_the_actor_through_log_probabilities_alone() -> None:
@@ -241,6 +242,8 @@ def test_a_memory_begins_by_keeping() -> None:
     _, later = network.remember(seen, first, network.initial(2, torch.device("cpu")))
     cell = slice(32, 64)
     assert (later[0, cell] - later[1, cell]).norm() > 0.1 * (once[0, cell] - once[1, cell]).norm()
+    _, as_before = network.remember(seen[:, :0], first[:, :0], once)  # a burn-in of one step has none before it
+    assert torch.equal(as_before, once)
 
 
 def test_it_learns_which_arm_pays_where() -> None:

@@ -242,6 +242,13 @@ def test_bad_configuration_names_its_key(changes, message):
         config(**changes)
 
 
+def test_an_agent_whose_world_diverges_ends_with_its_last_checkpoint(tmp_path):
+    trainer = AgentTrainer(config(world={"learning_rate": 1e30}), blocks(4), SPACE, tmp_path)
+    with pytest.raises(InputError, match=r"update \d+: loss is (nan|inf); lower world.learning_rate"):
+        trainer.run()
+    assert not (tmp_path / "model").exists()
+
+
 def test_imagination_without_a_world_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"imagination.updates: requires a world"):
         AgentTrainer(config(world={"updates": 0}), blocks(4), SPACE, tmp_path)

@@ -12,6 +12,7 @@ import torch
 from loopwm.pixel.agents import ppo
 from loopwm.pixel.agents.ppo import PPO, PPOConfig, TargetScale, Trajectories, advantages, ppo_loss
 from loopwm.pixel.agents.ppo_policy import ActorCritic, PolicyConfig, sample_action
+from loopwm.records.errors import InputError
 
 B, T, SHAPE, ACTIONS = 4, 6, (10, 12, 3), 5
 CONFIG = PolicyConfig(channels=(4, 8), memory=16, hidden=32)
@@ -127,6 +128,15 @@ def test_more_parts_than_environments_are_refused():
     policy = ActorCritic(CONFIG, SHAPE, ACTIONS)
     with pytest.raises(ValueError, match="minibatches: must be between 1 and 4 environments, got 5"):
         PPO(policy, PAPER).update(made(policy), 1, 5, torch.Generator())
+
+
+def test_settings_that_would_do_nothing_or_fail_are_refused():
+    with pytest.raises(ValueError, match=r"target_discount: must be below 1, got 1.0"):
+        PPOConfig(target_discount=1.0)
+    deep = PolicyConfig(channels=(4, 4, 4, 4), norm="instance")
+    ActorCritic(deep, (17, 16, 3), ACTIONS)
+    with pytest.raises(InputError, match=r"policy.channels: must leave more than one place of a frame"):
+        ActorCritic(deep, (16, 16, 3), ACTIONS)
 
 
 def test_actions_are_drawn_as_often_as_they_are_likely():

@@ -56,6 +56,18 @@ def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"condition": 65}, "heads: must be at least 1, condition even"),
+        ({"channels": (100,), "blocks": (1,)}, r"channels: must be divisible by heads \(4\) and groups of 32, got 100"),
+    ],
+)
+def test_sizes_that_fit_no_layer_are_refused(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        UNetConfig(**sizes)
+
+
 def test_preconditioners_are_the_papers_and_keep_variance():
     sigma = torch.tensor([0.01, 0.5, 7.0])
     found = preconditioners(sigma)
