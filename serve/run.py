@@ -92,16 +92,16 @@ def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | Non
             rate_limiter,
         )
         sessions = Sessions(service, world_model, worlds, memory)
-        hosts = (*args.allowed_hosts, socket.gethostname())
-        app = create_app(sessions, keys, hosts, args.cors_origins, args.root_path)
+        app = create_app(sessions, keys, (*args.allowed_hosts, socket.gethostname()), args.cors_origins, args.root_path)
+        server = Server(app, service, args.grace, args.drain_seconds, args.trusted_proxies)
         set_up(args.access_log)
         where = _address(listener, args.root_path, warn=keys is None)
         size = f"{model.num_parameters() / 1e6:.1f}M parameters, {args.engine or model.device.type}"
+        for signal_number in (signal.SIGINT, signal.SIGTERM):  # from before clients know of it until after its end
+            signal.signal(signal_number, server.handle_exit)
         print(f"{names[0]} ({size}) on {where}", flush=True)
-        for signal_number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(signal_number, lambda *_: None)  # the server raises them again after its shutdown
         settle()
-        Server(app, service, args.grace, args.drain_seconds, args.trusted_proxies).run([listener])
+        server.run([listener])
 
 
 def _prepare_process() -> int:
