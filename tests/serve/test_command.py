@@ -240,12 +240,14 @@ def test_it_serves_under_the_folders_name_and_finishes_what_runs_when_told_to_en
 
 @pytest.mark.slow
 def test_it_ends_if_it_is_told_to_before_it_answers(checkpoint):
-    code = (
-        "import os, signal, serve.run, serve.start; serve.run.settle = lambda: os.kill(os.getpid(), signal.SIGTERM); "
-    )
-    code += f"serve.start.main(['--model', {str(checkpoint)!r}, '--port', '0'])"
-    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=120, check=False)
-    assert ended.returncode == 0, ended.stderr
+    code = f"""
+import os, signal
+import serve.run, serve.start
+serve.run.settle = lambda: os.kill(os.getpid(), signal.SIGTERM)
+serve.start.main(["--model", {str(checkpoint)!r}, "--port", "0"])
+"""
+    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=120, check=False)
+    assert process.returncode == 0, process.stderr
 
 
 def test_a_unix_socket_takes_the_place_of_one_that_was_left_behind_and_of_nothing_else(tmp_path):
