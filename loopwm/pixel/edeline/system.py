@@ -52,7 +52,7 @@ def preconditioners(sigma: Tensor) -> Preconditioners:
 
 
 def harmonised(loss: Tensor, s: Tensor) -> Tensor:
-    """Return exp(-s) L + log(1 + exp(s)): least at 2 exp(s) = L + sqrt(L^2 + 4L), never below zero (EDELINE, eq. 5)."""
+    """Return exp(-s) L + log(1 + exp(s)): least at 2 exp(s) = L + sqrt(L^2 + 4L), at least 0 (EDELINE, equation 5)."""
     return torch.exp(-s) * loss + F.softplus(s)
 
 

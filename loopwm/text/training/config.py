@@ -116,11 +116,11 @@ class DataConfig:
                 raise InputError(f"data.echo_weights.{env}: must be above 0, got {weight}")
 
     def _check_folders(self) -> None:
-        folders = (*self.train, *self.dev)
-        counts = Counter(Path(folder).resolve() for folder in folders)
-        if twice := next((folder for folder in folders if counts[Path(folder).resolve()] > 1), None):
-            cure = f"data.folder_weights={{{twice}: 2}} trains on it twice"
-            raise InputError(f"data.train, data.dev: must name each folder once, got {twice} twice ({cure})")
+        for key, folders in (("train", self.train), ("dev", self.dev)):
+            counts = Counter(Path(folder).resolve() for folder in folders)
+            if twice := next((folder for folder in folders if counts[Path(folder).resolve()] > 1), None):
+                cure = f" (use data.folder_weights={{{twice}: 2}})" if key == "train" else ""
+                raise InputError(f"data.{key}: must name each folder once, got {twice} twice{cure}")
         for folder, weight in self.folder_weights.items():
             if folder not in self.train:
                 raise InputError(f"data.folder_weights.{folder}: must be a folder of data.train")
