@@ -70,7 +70,7 @@ def evaluate(
     results = make_results(spec, scored, refused, settings, records, seen_table)
     results["provenance"]["commits"] = folder.commits()
     if isinstance(predictor, Trained):
-        results["foreign"] = predictor.count_foreign(scored, settings.context)
+        results["foreign"] = predictor.count_foreign(scored)
     if isinstance(predictor, Metered):
         usage = predictor.usage(scored, settings.context, settings.horizons)
         results["provenance"]["usage"] = dict(usage)

@@ -40,7 +40,7 @@ class Trained(Protocol):
     @property
     def training_episodes(self) -> TrainingEpisodes | None: ...
 
-    def count_foreign(self, windows: Sequence[Window], context_kind: ContextKind) -> int:
+    def count_foreign(self, windows: Sequence[Window]) -> int:
         """Count the windows that are worded unlike every training episode."""
 
 

@@ -64,7 +64,7 @@ class CheckpointPredictor:
         begin(worlds, windows, context_kind)
         return worlds
 
-    def count_foreign(self, windows: Sequence[Window], context_kind: ContextKind) -> int:
+    def count_foreign(self, windows: Sequence[Window]) -> int:
         starts = ((window["goal"], window["history"][0]["observation"]) for window in windows)
         return sum(self.world_model.is_foreign(goal, observation) for goal, observation in starts)
 

@@ -115,7 +115,7 @@ class LoopedCore(nn.Module):
     def check(self, depth: int | ExitRule) -> ExitRule:
         """Convert `depth` to an exit rule and validate it.
 
-        Raises ValueError: not a rule, limit outside [1, max_loops], or a gate rule for a core without a gate.
+        Raises ValueError for what is no rule, a limit outside [1, max_loops], or a gate rule for a core without a gate.
         """
         rule = as_rule(depth)
         if not 1 <= rule.limit <= self.config.max_loops:

@@ -300,14 +300,18 @@ def test_a_wrong_configuration_is_one_line_and_status_2(config_file, tmp_path, c
     assert not (tmp_path / "run").exists()
 
 
-def test_faults_of_dev_shards_name_data_dev(config_file, tmp_path, capsys):
+def test_faults_of_shards_name_those_of_dev_too(config_file, tmp_path, capsys):
     from loopwm.training.__main__ import main
 
     empty = tmp_path / "empty"
     write_toy_shards(empty, [replace(toy_episode(1), steps=toy_episode(1).steps[:1])])
     arguments = ["--config", str(config_file), "--out", str(tmp_path / "run")]
     assert main([*arguments, f"data.dev=[{empty}]"]) == 2
-    assert "error: of data.dev: shards: must contain an episode with a step, got none" in capsys.readouterr().err
+    assert "data.train, data.dev: must each contain an episode with a step, got none" in capsys.readouterr().err
+    other = tmp_path / "other"
+    write_toy_shards(other, [replace(toy_episode(1), task="other")])
+    assert main([*arguments, f"data.dev=[{other}]", "data.tasks={scienceworld: {toy: 1}}"]) == 2
+    assert "to a task in the shards of data.train and of data.dev" in capsys.readouterr().err
 
 
 def test_a_run_whose_data_has_changed_is_refused(config_file, tmp_path, capsys):

@@ -119,7 +119,7 @@ def make_sources(
 
     trunk_is_served: see `LoopWMConfig.trunk_is_served`.
 
-    Raises InputError: no step, a context that no step can be shown in, or as `source_shares`.
+    Raises InputError for no step, a context that no step can be shown in, or as `source_shares`.
     """
     groups: dict[Group, list[TokenEpisode]] = {}
     for episode in episodes:
@@ -127,7 +127,7 @@ def make_sources(
             task = episode.task if episode.env in data.tasks else ""
             groups.setdefault((episode.env, episode.policy, task), []).append(episode)
     if not groups:
-        raise InputError("shards: must contain an episode with a step, got none")
+        raise InputError("data.train, data.dev: must each contain an episode with a step, got none")
     planners = {
         group: EpochPlanner(groups[group], data, objective, builder.slots, trunk_is_served) for group in sorted(groups)
     }
@@ -151,7 +151,7 @@ def source_shares(targets: Mapping[Group, float], data: DataConfig) -> dict[Grou
     Configured shares are normalised over the groups present; without any, they follow the target tokens. A policy
     without a task that has a share has none.
 
-    Raises InputError: a world or policy without a share while others have one.
+    Raises InputError for a world or policy without a share while others have one.
     """
     shares: dict[Group, float] = {}
     present = {
@@ -160,7 +160,7 @@ def source_shares(targets: Mapping[Group, float], data: DataConfig) -> dict[Grou
         if env not in data.tasks or data.tasks[env].get(task, 0.0) > 0
     }
     if not present:
-        raise InputError("data.tasks: must give a share to a task in the shards")
+        raise InputError("data.tasks: must give a share to a task in the shards of data.train and of data.dev")
     for env, share in _normalised(_configured("data.envs", _counted(present, 0), data.envs)).items():
         inside = {group: count for group, count in present.items() if group[0] == env}
         for policy, part in _normalised(_configured("data.policies", _counted(inside, 1), data.policies)).items():

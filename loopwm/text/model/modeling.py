@@ -317,7 +317,7 @@ class LoopWMForCausalLM(LoopWMPreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """Return logits (B, L or logits_to_keep, V) and, with labels (B, L), the mean next-token cross-entropy.
 
-        Raises ValueError: the model is more than a causal language model (`require_causal`).
+        Raises ValueError if the model is more than a causal language model (`require_causal`).
         """
         self.config.require_causal("a causal language model")
         out = self.model(

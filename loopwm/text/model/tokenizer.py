@@ -26,7 +26,7 @@ def load_tokenizer(path: Path | None = None) -> PreTrainedTokenizerFast:
 
     Special strings in a text become special tokens: pass only text rendered by `loopwm.records.template`.
 
-    Raises InputError: the file is missing, or lacks a special token of the template.
+    Raises InputError if the file is missing or lacks a special token of the template.
     """
     file = TOKENIZER_FILE if path is None else path
     if not file.is_file():

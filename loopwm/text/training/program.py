@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerFast
 
 from loopwm.core.depth import DepthPlan, ramped_mean
 from loopwm.records import template
-from loopwm.records.errors import InputError, naming
+from loopwm.records.errors import InputError
 from loopwm.records.files import publish, read_json, writing
 from loopwm.records.shards import read_shards
 from loopwm.records.token_episode import TokenEpisode
@@ -172,9 +172,7 @@ class TextProgram:
             self._join_tokens_per_byte(LoopWMConfig.from_pretrained(config.model.weights).tokens_per_byte)
         self._check_names(episodes)
         self.train_stream = self._stream(episodes, config.run.seed)
-        with naming("of data.dev: "):
-            dev = _episodes(config.data.dev, {}, made_with)
-            self.dev_stream = self._stream(dev, DEV_SEED) if config.data.dev else None
+        self.dev_stream = self._stream(_episodes(config.data.dev, {}, made_with), DEV_SEED) if config.data.dev else None
 
     def _join_tokens_per_byte(self, earlier: float | None) -> None:
         """Take the larger limit of the run's data and of earlier training; None (unknown) if that had none."""
